@@ -39,6 +39,9 @@ class Architecture(ModelFormat):
     ignored: Sequence[str] = ()  # patterns of the names of tensors that are computed or unused
     # Name of the rotary frequencies of layer `{}`, which some versions of transformers expect.
     inverse_frequencies: str = ""
+    # Weights that our models lack: name -> dimensions, numbers or keys of our configuration. They are written and must
+    # be 0.
+    zeros: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
     other_names: Sequence[WeightNames] = ()  # of older files, which are read only
     # Returns config.json with the keys of the newest form, given one of any form.
     update_settings: Callable[[Settings], Settings] = dict

@@ -145,6 +145,9 @@ class HuggingFaceModel:
         notes = [f"the weights of {format_names(sorted(others))} are not used"] if others else []
         contact = contact_shapes(architecture.contact_head, self.config)
         contact_tensors = {name: stored.pop(name) for name in contact if name in stored}
+        for name in architecture.zeros:
+            if (found := stored.pop(name, None)) is not None and found.read().any():
+                raise UserError(f"{name} is not 0, which {architecture.title} cannot express")
         head = {name for name in self._expected() if not name.startswith(architecture.prefix)}
         if head and {_module(name) for name in head}.isdisjoint(map(_module, (*stored, *copies))):
             self._weights = {ours: weight for ours, weight in self._weights.items() if weight.theirs[0] not in head}
@@ -218,10 +221,13 @@ def write(
             settings["torch_dtype"] = str(dtype).removeprefix("torch.")
         pieces = [Piece.whole(name, tensor) for name, tensor in tensors.items()]
         pieces += to_pieces(contact_shapes(architecture.contact_head, config), contact_head, dtype or torch.float32)
+        for name, sizes in architecture.zeros.items():
+            shape = [size if isinstance(size, int) else get_size(config, size) for size in sizes]
+            pieces.append(Piece.whole(name, torch.zeros(shape, dtype=dtype or torch.float32)))
         pieces += _inverse_frequencies(architecture.inverse_frequencies, config)
         texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **architecture.write_tokenizer(config)}
-        name = architecture.class_name
-        usage = f"from transformers import {name}\n\nmodel = {name}.from_pretrained({path.name!r})"
+        kind = architecture.class_name
+        usage = f"from transformers import {kind}\n\nmodel = {kind}.from_pretrained({path.name!r})"
         texts[CARD] = model_card.render(path.name, config, vocab_size, source, history or {}, usage)
         path.parent.mkdir(parents=True, exist_ok=True)
         delete(new, _WRITTEN)

@@ -63,7 +63,7 @@ def test_valid_directory_is_read(tmp_path: Path) -> None:
 # config.json
 
 SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "llama"}, "the model_type 'llama' has no Hugging Face format here; supported: esm, gpt2"),
+    ({"model_type": "llama"}, "the model_type 'llama' has no Hugging Face format here; supported: esm, megatron-bert, esmc, gpt2"),
     ({"model_type": None}, "the model_type 'None'"),
     ({"model_type": ["gpt2"]}, "the model_type \"['gpt2']\""),
     ({"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx in its config.json is 'True'; only False"),
@@ -249,8 +249,8 @@ def test_invalid_shard_indexes(shards: object, message: str, tmp_path: Path) -> 
     ("config", "message"),
     [
         (
-            {"_target_": "bionemo.models.esm1nv.ESM1nv"},
-            "the class 'bionemo.models.esm1nv.ESM1nv' has no Hugging Face format",
+            {"_target_": "bionemo.models.prott5nv.ProtT5nv"},
+            "the class 'bionemo.models.prott5nv.ProtT5nv' has no Hugging Face format",
         ),
         ({"_target_": None}, "the class 'None'"),
         ({"kv_channels": 16}, "its head size is 16; that of GPT-2 is hidden_size / num_attention_heads"),

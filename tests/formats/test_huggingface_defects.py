@@ -63,7 +63,10 @@ def test_valid_directory_is_read(tmp_path: Path) -> None:
 # config.json
 
 SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "llama"}, "the model_type 'llama' has no Hugging Face format here; supported: esm, megatron-bert, esmc, gpt2"),
+    (
+        {"model_type": "llama"},
+        "the model_type 'llama' has no Hugging Face format here; supported: esm, megatron-bert, esmc, gpt2",
+    ),
     ({"model_type": None}, "the model_type 'None'"),
     ({"model_type": ["gpt2"]}, "the model_type \"['gpt2']\""),
     ({"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx in its config.json is 'True'; only False"),

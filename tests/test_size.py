@@ -18,14 +18,14 @@ LIMITS = {
     "evaluation": 1_821,
     "experiment": 510,
     "finetuning": 1_394,
-    "formats": 1_138,
+    "formats": 1_151,
     "inference": 1_327,
     "launch": 868,
     "megatron": 1_955,
-    "models": 772,
+    "models": 830,
     "planning": 405,
     "preparation": 2_719,
-    "tokenizers": 315,
+    "tokenizers": 316,
     "training": 2_168,
 }
 

@@ -5,7 +5,7 @@ A `WeightNames` table maps the names of our parameters to those of Hugging Face 
 never changed, so a round trip is bitwise identical.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ class Transform(NamedTuple):
 
 
 _TRANSPOSE = Transform(lambda ours: ours.T, lambda theirs: theirs.T)
+_ROW = Transform(lambda ours: ours[None], lambda theirs: theirs[0])
 
 
 def _separate(parts: int, groups: int) -> Transform:
@@ -107,6 +108,7 @@ class WeightNames:
     qkv_by_head: bool = True  # whether query, key and value are ordered by head, as ours are
     transposes: bool = False  # whether the matrices of layers are stored as [in, out]
     extra_positions: int = 0  # rows of the position table that belong to no position
+    rows: Collection[str] = ()  # our names of vectors that are stored as matrices of one row
     # Our name of a weight in a module of the model itself -> its dimensions: sizes, or configuration keys of sizes.
     shapes: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
 
@@ -142,12 +144,14 @@ class WeightNames:
             transforms = []
             if letters[0] == "v" and not self.pads_vocabulary:
                 transforms.append(_trim_rows(vocab_size, shape[0]))
-            if letters[0] == "q" and not self.qkv_by_head:
-                transforms.append(_separate(3, heads))
+            if letters[0] in "qd" and not self.qkv_by_head:
+                transforms.append(_separate(3 if letters[0] == "q" else 2, heads))
             if letters[0] == "g" and gated:
                 transforms.append(_separate(2, sizes["F"]))
             if self.transposes and in_layer and len(shape) == 2:
                 transforms.append(_TRANSPOSE)
+            if ours in self.rows:
+                transforms.append(_ROW)
             return Weight(tuple(theirs.split()), shape, divided, letters[0] == "v", tuple(transforms))
 
         present = {ours: theirs for ours, theirs in self.names.items() if self._exists(ours, config)}

@@ -11,7 +11,7 @@ from typing import Any
 from bionemo.common.errors import UserError
 from bionemo.config.schema import ESM1nvConfig
 from bionemo.formats.huggingface.architecture import Architecture
-from bionemo.formats.huggingface.tokenizer import write_letters
+from bionemo.formats.huggingface.tokenizer import write_tokenizer
 from bionemo.formats.nemo_models import NemoModel
 from bionemo.formats.shape_check import get_size
 from bionemo.formats.weight_names import WeightNames, module_names
@@ -58,7 +58,7 @@ def _write_settings(config: Mapping[str, Any], vocab_size: int) -> dict[str, Any
 
 
 def _write_tokenizer(config: Mapping[str, Any]) -> dict[str, str]:
-    return write_letters(esm1nv(), get_size(config, "max_position_embeddings"))
+    return write_tokenizer(esm1nv(), get_size(config, "max_position_embeddings"))
 
 
 def _read_tokenizer(directory: Path) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from bionemo.megatron.vocabulary import gather_vocabulary
 from bionemo.models import nemo_names
 from bionemo.models.decoding import GeneratedSequence, generate
 from bionemo.models.encoder_decoder import EncoderDecoder
+from bionemo.models.hugging_face_blenderbot import blenderbot_architecture
 from bionemo.tokenizers import SmilesTokenizer
+from bionemo.tokenizers.smiles import TOKEN_PATTERN, megamolbart
 
 _METRICS = ("character_accuracy", "molecular_accuracy", "percent_invalid")
 
@@ -35,6 +37,10 @@ class MegaMolBART(EncoderDecoder):
         nemo_class="bionemo.model.molecule.megamolbart.megamolbart_model.MegaMolBARTModel", vocab_size=523,
         names=nemo_names.ENCODER_DECODER, prefix="enc_dec_model.",
         config={**nemo_names.ENCODER_DECODER_CONFIG, "tokenizer": {"library": "regex"}},
+    )  # fmt: skip
+    hugging_face = blenderbot_architecture(
+        "MegaMolBART", lambda settings: settings.get("vocab_size") == megamolbart().vocab_size,
+        lambda config: megamolbart(), letters=TOKEN_PATTERN, read_tokenizer=lambda directory: {},
     )  # fmt: skip
     dataset = MoleculeDataset
     config: MegaMolBARTConfig

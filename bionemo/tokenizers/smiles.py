@@ -14,7 +14,8 @@ from bionemo.tokenizers.vocabulary import TokenTable
 
 # MegaMolBART's expression lists the single characters, too. Here every other character is a token, so that none is
 # lost. The bound keeps the time linear for a text of opening brackets.
-_LONG_TOKEN = re.compile(r"(\[[^\]\r\n]{1,255}\]|Br|Cl|%[0-9]{2})")
+_LONG = r"\[[^\]\r\n]{1,255}\]|Br|Cl|%[0-9]{2}"
+_LONG_TOKEN, TOKEN_PATTERN = re.compile(f"({_LONG})"), f"{_LONG}|."
 _SEPARATOR = 0xFFFF  # between two SMILES; larger than any id
 _SPECIAL = ("<PAD>", "?", "^", "&", "<MASK>", "<SEP>")
 

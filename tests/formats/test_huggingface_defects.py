@@ -65,7 +65,7 @@ def test_valid_directory_is_read(tmp_path: Path) -> None:
 SETTINGS: list[tuple[dict[str, Any], str]] = [
     (
         {"model_type": "llama"},
-        "the model_type 'llama' has no Hugging Face format here; supported: esm, megatron-bert, esmc, gpt2",
+        "the model_type 'llama' has no Hugging Face format here; supported: esm, megatron-bert, esmc, gpt2, blenderbot",
     ),
     ({"model_type": None}, "the model_type 'None'"),
     ({"model_type": ["gpt2"]}, "the model_type \"['gpt2']\""),
@@ -251,10 +251,6 @@ def test_invalid_shard_indexes(shards: object, message: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            {"_target_": "bionemo.models.prott5nv.ProtT5nv"},
-            "the class 'bionemo.models.prott5nv.ProtT5nv' has no Hugging Face format",
-        ),
         ({"_target_": None}, "the class 'None'"),
         ({"kv_channels": 16}, "its head size is 16; that of GPT-2 is hidden_size / num_attention_heads"),
         ({"activation": "swiglu"}, "activation 'swiglu' is not supported; supported are gelu, gelu_tanh"),

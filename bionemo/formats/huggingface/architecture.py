@@ -35,10 +35,13 @@ class Architecture(ModelFormat):
     write_settings: Callable[[Config, int], dict[str, Any]]
     write_tokenizer: Callable[[Config], dict[str, str]]  # returns the texts of the tokenizer's files, by file name
     read_tokenizer: Callable[[Path], dict[str, Any]]  # returns the keys that follow from the tokenizer's files
+    recognizes: Callable[[Settings], bool] = lambda settings: True  # distinguishes architectures of one model_type
     position_type: str = ""  # `position_embedding_type` that distinguishes architectures of one model_type
     ignored: Sequence[str] = ()  # patterns of the names of tensors that are computed or unused
     # Name of the rotary frequencies of layer `{}`, which some versions of transformers expect.
     inverse_frequencies: str = ""
+    # Returns those of names.copies that transformers need in the file, given our configuration.
+    written_copies: Callable[[Config], Sequence[str]] = lambda config: ()
     # Weights that our models lack: name -> dimensions, numbers or keys of our configuration. They are written and must
     # be 0.
     zeros: Mapping[str, Sequence[int | str]] = field(default_factory=dict)

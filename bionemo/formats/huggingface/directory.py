@@ -112,7 +112,8 @@ class HuggingFaceModel:
         """
         names, architecture, expected = self._names, self.architecture, self._expected()
         contact = contact_shapes(architecture.contact_head, self.config)
-        modules = {_module(name.removeprefix(architecture.prefix)) for name in (*expected, *names.copies, *contact)}
+        without_prefix = {*expected, *names.copies, *architecture.zeros}
+        modules = {_module(name.removeprefix(architecture.prefix)) for name in (*without_prefix, *contact)}
         is_language_model = class_names == [architecture.class_name]
         stored: dict[str, StoredTensor] = {}
         copies: dict[str, StoredTensor] = {}
@@ -120,7 +121,7 @@ class HuggingFaceModel:
         others: set[str] = set()
         for name, tensor in tensors:
             module, _, kind = name.rpartition(".")
-            bare = f"{module}.{_OLD_KINDS.get(kind, kind)}".removeprefix(architecture.prefix)
+            bare = f"{module}.{_OLD_KINDS.get(kind, kind)}".removeprefix(architecture.prefix).lstrip(".")
             if architecture.inverse_frequencies and bare.endswith(_FREQUENCIES):
                 frequencies.append(tensor.read().float())
             elif any(re.fullmatch(pattern, bare) for pattern in architecture.ignored):
@@ -128,8 +129,8 @@ class HuggingFaceModel:
             elif not is_language_model and _module(bare) not in modules:
                 others.add(_module(bare))
             else:
-                found = copies if bare in names.copies else stored
-                full = bare if found is copies or bare in expected else architecture.prefix + bare
+                full = bare if bare in without_prefix else architecture.prefix + bare
+                found = copies if full in names.copies else stored
                 if full in found:
                     raise UserError(f"it contains {format_names([full])} twice")
                 found[full] = tensor
@@ -145,7 +146,7 @@ class HuggingFaceModel:
         notes = [f"the weights of {format_names(sorted(others))} are not used"] if others else []
         contact = contact_shapes(architecture.contact_head, self.config)
         contact_tensors = {name: stored.pop(name) for name in contact if name in stored}
-        for name in architecture.zeros:
+        for name in architecture.zeros.keys() - self._expected():
             if (found := stored.pop(name, None)) is not None and found.read().any():
                 raise UserError(f"{name} is not 0, which {architecture.title} cannot express")
         head = {name for name in self._expected() if not name.startswith(architecture.prefix)}
@@ -221,8 +222,11 @@ def write(
             settings["torch_dtype"] = str(dtype).removeprefix("torch.")
         pieces = [Piece.whole(name, tensor) for name, tensor in tensors.items()]
         pieces += to_pieces(contact_shapes(architecture.contact_head, config), contact_head, dtype or torch.float32)
-        for name, sizes in architecture.zeros.items():
-            shape = [size if isinstance(size, int) else get_size(config, size) for size in sizes]
+        copies = architecture.names.copies
+        pieces += [Piece.whole(copy, tensors[copies[copy]]) for copy in architecture.written_copies(config)]
+        for name in architecture.zeros.keys() - tensors:
+            sizes = {**config, "vocab_size": vocab_size}
+            shape = [each if isinstance(each, int) else get_size(sizes, each) for each in architecture.zeros[name]]
             pieces.append(Piece.whole(name, torch.zeros(shape, dtype=dtype or torch.float32)))
         pieces += _inverse_frequencies(architecture.inverse_frequencies, config)
         texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **architecture.write_tokenizer(config)}
@@ -272,7 +276,10 @@ def _find_readable(settings: Mapping[str, Any]) -> Architecture:
     if not found:
         raise _unsupported("the model_type", "model_type", model_type, settings.get("architectures"))
     for architecture in found:
-        if architecture.position_type in ("", positions):
+        if architecture.position_type in ("", positions) and architecture.recognizes(settings):
             return architecture
+    if not all(architecture.position_type for architecture in found):
+        titles = " and ".join(architecture.title for architecture in found)
+        raise UserError(f"its vocabulary has {str(settings.get('vocab_size'))[:50]} tokens; supported are {titles}")
     supported = " and ".join(architecture.position_type for architecture in found)
     raise UserError(f"position_embedding_type is {str(positions)[:50]!r}; supported are {supported}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of an alphabet for transformers' `AutoTokenizer`, in the format of the package tokenizers."""
+"""The files of a vocabulary for transformers' `AutoTokenizer`, in the format of the package tokenizers."""
 
 import json
 from typing import Any
@@ -7,15 +7,23 @@ from typing import Any
 from bionemo.tokenizers import TokenTable
 
 _FILE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
-_PATTERN = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
 
 
-def write_letters(alphabet: TokenTable, max_length: int) -> dict[str, str]:
-    """Return the texts of the files, by name: one token per letter, between the begin and the end token.
+def write_tokenizer(
+    alphabet: TokenTable, max_length: int, letters: str = ".", begin_and_end: bool = True
+) -> dict[str, str]:
+    """Return the texts of the files, by name.
 
-    Unlike `Alphabet.encode`, it knows no lower-case letters, and each unknown letter is a token.
+    Unlike `Alphabet.encode`, the tokenizer knows no lower-case letters, and each unknown letter is a token.
+
+    Args:
+        alphabet: the tokens.
+        max_length: maximum number of tokens.
+        letters: regular expression of one token of a text.
+        begin_and_end: a text is put between the begin and the end token.
     """
-    special = {id_: text for id_, text in enumerate(alphabet.tokens) if text.startswith("<")}
+    ids = {alphabet.bos_id, alphabet.eos_id, alphabet.pad_id, alphabet.mask_id, alphabet.unk_id}
+    special = {id_: text for id_, text in enumerate(alphabet.tokens) if id_ in ids or text.startswith("<")}
     added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     begin, end = (alphabet.tokens[id_] for id_ in (alphabet.bos_id, alphabet.eos_id))
 
@@ -28,14 +36,14 @@ def write_letters(alphabet: TokenTable, max_length: int) -> dict[str, str]:
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "decoder": None,
         "added_tokens": [{"id": id_, "content": text, **added} for id_, text in special.items()],
-        "pre_tokenizer": _PATTERN,
-        "post_processor": {
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": letters}, "behavior": "Isolated", "invert": False},
+        "post_processor": (begin_and_end and {
             "type": "TemplateProcessing", "single": template("A"), "pair": template("A", "B"),
             "special_tokens": {
                 text: {"id": text, "ids": [id_], "tokens": [text]}
                 for text, id_ in ((begin, alphabet.bos_id), (end, alphabet.eos_id))
             },
-        },
+        }) or None,
         "model": {
             "type": "WordLevel", "vocab": {text: id_ for id_, text in enumerate(alphabet.tokens)},
             "unk_token": alphabet.tokens[alphabet.unk_id],

@@ -65,7 +65,7 @@ def test_valid_directory_is_read(tmp_path: Path) -> None:
 SETTINGS: list[tuple[dict[str, Any], str]] = [
     (
         {"model_type": "llama"},
-        "the model_type 'llama' has no Hugging Face format here; supported: esm, megatron-bert, esmc, gpt2, blenderbot",
+        "the model_type 'llama' has no Hugging Face format here; supported: esm, megatron-bert, esmc, gpt2, blenderb",
     ),
     ({"model_type": None}, "the model_type 'None'"),
     ({"model_type": ["gpt2"]}, "the model_type \"['gpt2']\""),

@@ -55,10 +55,14 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
 
 def test_flops_by_hand() -> None:
     """One layer of size 2 with one head: 4 x 4 weights of attention, 2 x 16 of the MLP; two sequences of 3 and 1."""
-    config: Any = SimpleNamespace(num_layers=1, hidden_size=2, ffn_hidden_size=8, num_attention_heads=1, head_size=2)
+    config: Any = SimpleNamespace(
+        num_layers=1, hidden_size=2, ffn_hidden_size=8, num_attention_heads=1, head_size=2, activation="gelu"
+    )
     head = 6 * 2 * 2 * 5  # two targets, five entries
     assert training_flops(config, (3, 1), 2, 5) == 6 * 4 * (16 + 32) + head + 12 * 2 * (9 + 1)
     assert training_flops(config, (3, 1), 2, 5, causal=True) == 6 * 4 * (16 + 32) + head + 12 * 2 * (9 + 1) / 2
+    config.activation = "swiglu"  # 3 x 16 weights
+    assert training_flops(config, (3, 1), 2, 5) == 6 * 4 * (16 + 48) + head + 12 * 2 * (9 + 1)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ LIMITS = {
     "evaluation": 1_821,
     "experiment": 510,
     "finetuning": 1_394,
-    "formats": 1_151,
+    "formats": 1_248,
     "inference": 1_327,
     "launch": 868,
     "megatron": 1_955,

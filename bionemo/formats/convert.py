@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from bionemo.checkpoint import WEIGHTS, Checkpoint, MergedLoRA, TensorsInMemory, TensorSource, check, tools
 from bionemo.common.errors import UserError
 from bionemo.config.saved_model import add_defaults
-from bionemo.formats import model_card, nemo_archive
-from bionemo.formats.detect import CHECKPOINT, HUGGING_FACE, NEMO, detect_format, locate_model, require_model
+from bionemo.formats import fair_esm, model_card, nemo_archive
+from bionemo.formats.detect import CHECKPOINT, FAIR_ESM, HUGGING_FACE, NEMO, detect_format, locate_model, require_model
 from bionemo.formats.huggingface import directory as huggingface
 from bionemo.formats.huggingface.contacts import ContactHead, check_contact_head
 from bionemo.formats.nemo_models import get_nemo_model
@@ -90,8 +90,8 @@ def open_model(path: Path) -> Model:
         config = nemo_model.to_our_config(archive.config)
         size = nemo_model.read_vocab_size(archive.config)
         return Model(config, size, TensorsInMemory(path, archive.weights, config))
-    if file_format == HUGGING_FACE:
-        hf = huggingface.HuggingFaceModel(path)
+    if file_format in (HUGGING_FACE, FAIR_ESM):
+        hf = huggingface.HuggingFaceModel(path, *([fair_esm.read] if file_format == FAIR_ESM else []))
         return Model(hf.config, hf.vocab_size, hf, contact_head=hf.contact_head)
     check(path)
     saved = Checkpoint(path)
@@ -121,7 +121,7 @@ def describe(path: Path, every_tensor: bool = False) -> str:
     model = open_model(path)
     shapes = model.weights.shapes(WEIGHTS)
     lines = {
-        {NEMO: "archive", HUGGING_FACE: "Hugging Face"}[file_format]: str(path),
+        {NEMO: "archive", HUGGING_FACE: "Hugging Face", FAIR_ESM: "fair-esm"}[file_format]: str(path),
         "model": str(model.config["_target_"]),
         "parameters": tools.format_parameter_count(shapes),
         "vocabulary": f"{model.vocab_size:,} tokens",

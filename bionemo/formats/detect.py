@@ -21,19 +21,18 @@ from bionemo.common.regular import open_regular
 from bionemo.config.model_argument import BEST
 
 log = logging.getLogger(__name__)
-CHECKPOINT, NEMO, HUGGING_FACE = "checkpoint", "nemo", "hf"
+CHECKPOINT, NEMO, HUGGING_FACE, FAIR_ESM = "checkpoint", "nemo", "hf", "fair-esm"
 CONFIG, ADAPTERS = "config.json", "adapter_config.json"
 _UNKNOWN = "not a checkpoint, a .nemo archive or a Hugging Face directory: give the path of a model"
 _SAVE = f"save the model as a directory with {CONFIG} and model.safetensors (save_pretrained of transformers)"
 _MERGE = "merge them into the model with peft (merge_and_unload, then save_pretrained) and give the new directory"
-_FAIR_ESM = re.compile(r"(esm(?:2|1b|1v)_t\d+_\w+?)(?:-contact-regression)?\.pt")  # published names
 _MAX_FILES = 100  # of a directory that are described
 _CHECKPOINT_PARTS = {MANIFEST, STATE, INDEX, "tensors-0.safetensors"}
 _NEMO_PARTS = {"model_config.yaml", "model_weights.ckpt"}
 
 
 def detect_format(path: Path) -> str:
-    """Return the format of a trained model: CHECKPOINT, NEMO or HUGGING_FACE.
+    """Return the format of a trained model: CHECKPOINT, NEMO, HUGGING_FACE or FAIR_ESM.
 
     Raises:
         UserError: if there is nothing at the path, or something else; says what it is and what to do.
@@ -43,6 +42,8 @@ def detect_format(path: Path) -> str:
     require_model(path)
     try:
         if not path.is_dir():
+            if path.suffix == ".pt" and _is_pickle(path):
+                return FAIR_ESM
             raise UserError(f"{path} is {_describe_file(path) or _UNKNOWN}")
         names = {each.name for each in path.iterdir()}
         if len(names & _CHECKPOINT_PARTS) > 1:  # even a damaged one
@@ -159,18 +160,20 @@ def _describe_file(path: Path) -> str:
         head = file.read(32)
     if head.startswith(b"version https://git-lfs"):
         return "a pointer of Git LFS instead of the file: run git lfs pull in its repository, or download it again"
-    if published := _FAIR_ESM.fullmatch(path.name):
-        return (
-            "a file of fair-esm: get the Hugging Face directory of the same model with hf download "
-            f"facebook/{published[1]} --local-dir DIRECTORY and give that"
-        )
-    if head.startswith((b"PK\x03\x04", b"\x80")):
-        return f"a file of torch.save or pickle, which can run code when it is read: {_SAVE}"
+    if _is_pickle(path):
+        fair_esm = f"if fair-esm wrote it, give {path}; else " if path.suffix == ".pt" else ""
+        return f"a file of torch.save or pickle, which can run code when it is read: {fair_esm}{_SAVE}"
     if path.suffix == ".safetensors":
         return _describe_safetensors(path)
     if (path.parent / CONFIG).is_file() and path.suffix in (".json", ".txt"):
         return f"one file of a model: give its directory, {path.parent}"
     return ""
+
+
+def _is_pickle(path: Path) -> bool:
+    """Return whether a file is one of torch.save or pickle."""
+    with open_regular(path) as file:
+        return file.read(4).startswith((b"PK\x03\x04", b"\x80"))
 
 
 def _describe_safetensors(path: Path) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the configuration and the weights in a `.nemo` archive without extracting it and without running code in it.
+"""Read the files of models without running code in them: `.nemo` archives, without extracting them, and pickles.
 
 PyYAML reads only plain values, and `torch.load` with `weights_only=True` only tensors.
 """
@@ -9,7 +9,7 @@ import pickle
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
@@ -20,6 +20,7 @@ import yaml
 from torch import Tensor
 
 from bionemo.common.errors import UserError
+from bionemo.common.regular import open_regular
 from bionemo.formats.shape_check import quote_error
 
 _MAX_YAML = 1 << 17  # bytes; BioNeMo v1 needs about 10 KB
@@ -101,17 +102,30 @@ def load_tensors(file: IO[bytes]) -> dict[str, Tensor]:
     Raises:
         UserError: if it contains anything but tensors, or is damaged.
     """
-    try:
-        with zipfile.ZipFile(file) as archive:
-            if damaged := archive.testzip():  # torch.load does not compare the checksums
-                raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
-        file.seek(0)
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UserError("its weights contain other objects than tensors, which could run code") from error
-    except Exception as error:  # zipfile and torch raise various types
-        raise UserError(f"its weights cannot be read ({quote_error(error)})") from error
-    state = state.get("state_dict", state) if isinstance(state, dict) else state
+    state = _load(file, file)
+    return check_tensors(state.get("state_dict", state) if isinstance(state, dict) else state)
+
+
+def load_file(path: Path, classes: Sequence[type] = ()) -> Any:
+    """Read what torch.save wrote, tensors mapped into memory if the file is a zip archive.
+
+    Args:
+        path: the file.
+        classes: classes that it may contain, besides those that torch allows.
+
+    Raises:
+        UserError: if it contains other objects, or is damaged.
+    """
+    with open_regular(path) as file, torch.serialization.safe_globals(list(classes)):
+        return _load(file, path)
+
+
+def check_tensors(state: object) -> dict[str, Tensor]:
+    """Return the entries of a state dict that are not None.
+
+    Raises:
+        UserError: if it is not a mapping of names to ordinary tensors.
+    """
     if not isinstance(state, dict):
         raise UserError("its weights are not a state dict")
     tensors = {name: value for name, value in state.items() if value is not None}
@@ -119,3 +133,20 @@ def load_tensors(file: IO[bytes]) -> dict[str, Tensor]:
         if not (isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"):
             raise UserError(f"{str(name)[:80]!r} in its weights is not an ordinary tensor")
     return {str(name): value.detach() for name, value in tensors.items()}
+
+
+def _load(file: IO[bytes], source: IO[bytes] | Path) -> Any:
+    """Load `source`, which is the file or its path; only a path can be mapped into memory."""
+    name = f"weights in {source.name}" if isinstance(source, Path) else "weights"
+    try:
+        is_zip = zipfile.is_zipfile(file)  # otherwise the format of torch before 1.6
+        if is_zip or not isinstance(source, Path):
+            with zipfile.ZipFile(file) as archive:
+                if damaged := archive.testzip():  # torch.load does not compare the checksums
+                    raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
+        file.seek(0)
+        return torch.load(source, map_location="cpu", weights_only=True, mmap=is_zip and isinstance(source, Path))
+    except pickle.UnpicklingError as error:
+        raise UserError(f"its {name} contain other objects than tensors, which could run code") from error
+    except Exception as error:  # zipfile and torch raise various types
+        raise UserError(f"its {name} cannot be read ({quote_error(error)})") from error

@@ -45,16 +45,6 @@ def distributed(path: Path) -> None:
 
 
 KINDS: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "fair-esm": (
-        "esm2_t6_8M_UR50D.pt", lambda path: torch.save({"model": {}}, path),
-        "is a file of fair-esm: get the Hugging Face directory of the same model with hf download "
-        "facebook/esm2_t6_8M_UR50D --local-dir DIRECTORY and give that",
-    ),
-    "fair-esm contacts": (
-        "esm1b_t33_650M_UR50S-contact-regression.pt", lambda path: torch.save({"model": {}}, path),
-        "is a file of fair-esm: get the Hugging Face directory of the same model with hf download "
-        "facebook/esm1b_t33_650M_UR50S --local-dir DIRECTORY",
-    ),
     "torch": ("x.bin", lambda path: torch.save({}, path), "is a file of torch.save or pickle, which"),
     "pickle": (
         "x.pkl", lambda path: path.write_bytes(pickle.dumps(Exploit(path.parent.parent / MARK))),
@@ -201,7 +191,9 @@ def test_best_checkpoint_of_a_run(tmp_path: Path) -> None:
 
 def test_a_directory_with_one_file(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "esm2_t6_8M_UR50D.pt")
-    with pytest.raises(UserError, match=r"has no config\.json; its esm2_t6_8M_UR50D\.pt is a file of fair-esm"):
+    with pytest.raises(
+        UserError, match=r"its esm2_t6_8M_UR50D\.pt is a file of torch.save.*: if fair-esm wrote it"
+    ):
         bionemo.load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "esm"}))
     with pytest.raises(UserError, match=r"vocab.txt is one file of a model: give its directory"):

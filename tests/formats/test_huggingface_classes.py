@@ -191,9 +191,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({}, "model.fp16.safetensors", "model.fp16.safetensors is a variant: rename it to model.safetensors"),
     ({}, "model.onnx", "model.onnx is an ONNX model: save the model with transformers"),
     ({}, "esm2.gguf", "esm2.gguf is a GGUF file: save the model with transformers"),
-    ({}, "pytorch_model_fsdp.bin", "pytorch_model_fsdp.bin is a pickle"),
+    ({}, "pytorch_model_fsdp.bin", "pytorch_model_fsdp.bin has shards of FSDP: accelerate merge-weights"),
     ({}, "global_step500", "global_step500 is a checkpoint of DeepSpeed: zero_to_fp32.py"),
-    ({}, "model.safetensors", "it is a pointer of Git LFS: run git lfs pull"),
+    ({}, "model.safetensors", "its model.safetensors is a pointer of Git LFS: run git lfs pull"),
 ]
 
 

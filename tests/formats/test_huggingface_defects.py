@@ -28,7 +28,7 @@ CONFIG = {
     "init_method_std": 0.02,
 }  # fmt: skip
 WORDS = 11
-FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FILE, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 
 
 def weights() -> dict[str, Tensor]:
@@ -191,30 +191,66 @@ class Exploit:
         return os.system, (f"touch {self.mark}",)
 
 
-@pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin"]
-)
-def test_pickles_are_not_opened(name: str, sentinel: Path, tmp_path: Path) -> None:
+def test_pickles_do_not_run(sentinel: Path, tmp_path: Path) -> None:
     path = written(tmp_path / "x")
     pickled = pickle.dumps(Exploit(sentinel))
-    (path / FILE).unlink()
-    (path / name).write_bytes(pickled)
-    message = refuse(path)
-    assert message.startswith(f"{name} is a pickle, which can run code when it is read: ")
-    assert "save_pretrained" in message
+    (path / FILE).rename(path / "kept")
+    (path / PICKLE).write_bytes(pickled)
+    assert refuse(path) == f"its weights in {PICKLE} contain other objects than tensors, which could run code"
+    torch.save({"wte.weight": Exploit(sentinel)}, path / PICKLE)
+    assert refuse(path) == f"its weights in {PICKLE} contain other objects than tensors, which could run code"
+    (path / PICKLE).unlink()
+    (path / f"{PICKLE}.index.json").write_bytes(pickled)
+    assert refuse(path).startswith(f"its {PICKLE}.index.json cannot be read as JSON")
     (path / FILE).write_bytes(pickled)
     assert refuse(path).startswith(f"its {FILE} cannot be read (")
 
 
+def save_pickles(path: Path, shards: int) -> dict[str, str]:
+    """Replace the safetensors file by files of PyTorch, as transformers 4 writes them; return the index."""
+    tensors = load_file(path / FILE)
+    (path / FILE).unlink()
+    if shards == 1:
+        torch.save(tensors, path / PICKLE)
+        return {}
+    index = {name: f"pytorch_model-{number % shards:05d}-of-{shards:05d}.bin" for number, name in enumerate(tensors)}
+    for shard in set(index.values()):
+        torch.save({name: tensors[name] for name in tensors if index[name] == shard}, path / shard)
+    (path / f"{PICKLE}.index.json").write_text(json.dumps({"weight_map": index}))
+    return index
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_files_of_pytorch(shards: int, tmp_path: Path) -> None:
+    path = written(tmp_path / "x")
+    before = HuggingFaceModel(path)
+    expected = {name: before.read(name) for name in before.shapes()}
+    index = save_pickles(path, shards)
+    found = HuggingFaceModel(path)
+    assert all(torch.equal(found.read(name), tensor) for name, tensor in expected.items())
+    if shards > 1:
+        (path / next(iter(index.values()))).unlink()
+        assert "names, is missing" in refuse(path)
+
+
+def test_two_forms_of_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Saving twice with other sizes of shards leaves both; transformers read the single file without a word."""
+    path = written(tmp_path / "x")
+    (path / INDEX).write_text(json.dumps({"weight_map": {"wte.weight": "other.safetensors"}}))
+    HuggingFaceModel(path)
+    assert f"{FILE} is read; remove it to read the files that {INDEX} names" in caplog.text
+
+
 def test_missing_weights(tmp_path: Path) -> None:
     path = written(tmp_path / "x")
+    message = f"it contains none of {FILE}, {INDEX}, {PICKLE}, {PICKLE}.index.json"
     (path / FILE).unlink()
-    assert refuse(path) == f"it contains neither {FILE} nor {INDEX}"
+    assert refuse(path) == message
     (path / FILE).symlink_to("nowhere")
-    assert refuse(path) == f"it contains neither {FILE} nor {INDEX}"
+    assert refuse(path) == message
     (path / FILE).unlink()
     os.mkfifo(path / FILE)
-    assert refuse(path) == f"it contains neither {FILE} nor {INDEX}"
+    assert refuse(path) == message
 
 
 MAPS: list[tuple[object, str]] = [

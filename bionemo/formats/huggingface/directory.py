@@ -13,7 +13,7 @@ Reading executes nothing that a directory contains: only JSON and safetensors fi
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from bionemo.formats import model_card
 from bionemo.formats.detect import CONFIG
 from bionemo.formats.huggingface.architecture import Architecture
 from bionemo.formats.huggingface.contacts import ContactHead, contact_shapes, to_contact_head, to_pieces
-from bionemo.formats.huggingface.files import WEIGHTS, StoredTensor, open_tensors, read_json
+from bionemo.formats.huggingface.files import WEIGHTS, LoadedTensor, StoredTensor, open_tensors, read_json
 from bionemo.formats.model_formats import format_of, known_formats
 from bionemo.formats.shape_check import MAX_LAYERS, Shape, check_shapes, format_names, get_size
 from bionemo.formats.weight_names import FREQUENCIES, WeightNames, rotary_frequencies
@@ -41,6 +41,8 @@ _WRITTEN = r"README\.md|(config|tokenizer_config|vocab)\.json|(vocab|merges)\.tx
 _GROUP = "weights/"
 _FREQUENCIES = "rotary_embeddings.inv_freq"  # end of the names of rotary frequencies
 _ROUNDING = 1e-6  # relative difference of frequencies that were computed in fp32
+# content of config.json, and the names and tensors of all weights
+Opened = tuple[Mapping[str, Any], Iterable[tuple[str, StoredTensor | LoadedTensor]]]
 _OLD_KINDS = {"gamma": "weight", "beta": "bias"}  # names of layer norm weights in old versions of transformers
 
 
@@ -49,8 +51,17 @@ def is_directory(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
+def _open(path: Path) -> Opened:
+    return read_json(path / CONFIG), open_tensors(path)
+
+
 class HuggingFaceModel:
     """A TensorSource that reads a directory; names, shapes and types are checked first, tensors are read on demand.
+
+    Args:
+        path: the directory.
+        open_model: returns the content of config.json, and the tensors by the names of transformers. A reader of other
+            files can replace it.
 
     Attributes:
         path: the directory.
@@ -64,15 +75,15 @@ class HuggingFaceModel:
             config.json.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, open_model: Callable[[Path], Opened] = _open) -> None:
         self.path = path
         self.contact_head: ContactHead | None = None
         try:
-            settings = read_json(path / CONFIG)
+            settings, opened = open_model(path)
             self.architecture = _find_readable(settings)
             self.config, self.vocab_size = self.architecture.to_config(settings)
             self.config |= self.architecture.read_tokenizer(path)
-            tensors = list(open_tensors(path))
+            tensors = list(opened)
             self._names = self._find_names({name.removeprefix(self.architecture.prefix) for name, _ in tensors})
             self._weights = self._names.weights(self.config, self.vocab_size)
             self._stored = self._check_tensors(tensors, settings.get("architectures"))
@@ -103,8 +114,8 @@ class HuggingFaceModel:
         return max((self.architecture.names, *self.architecture.other_names), key=count)
 
     def _find_tensors(
-        self, tensors: Iterable[tuple[str, StoredTensor]], class_names: object
-    ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor], set[str]]:
+        self, tensors: Iterable[tuple[str, StoredTensor | LoadedTensor]], class_names: object
+    ) -> tuple[dict[str, StoredTensor | LoadedTensor], dict[str, StoredTensor | LoadedTensor], set[str]]:
         """Return the weights and the copies of weights of all files, and read the rotary frequencies.
 
         Modules of other classes than the language model, such as a classifier, are left out; their names are returned,
@@ -115,8 +126,8 @@ class HuggingFaceModel:
         without_prefix = {*expected, *names.copies, *architecture.zeros}
         modules = {_module(name.removeprefix(architecture.prefix)) for name in (*without_prefix, *contact)}
         is_language_model = class_names == [architecture.class_name]
-        stored: dict[str, StoredTensor] = {}
-        copies: dict[str, StoredTensor] = {}
+        stored: dict[str, StoredTensor | LoadedTensor] = {}
+        copies: dict[str, StoredTensor | LoadedTensor] = {}
         frequencies: list[Tensor] = []
         others: set[str] = set()
         for name, tensor in tensors:
@@ -138,8 +149,8 @@ class HuggingFaceModel:
         return stored, copies, others
 
     def _check_tensors(
-        self, tensors: Iterable[tuple[str, StoredTensor]], class_names: object
-    ) -> dict[str, StoredTensor]:
+        self, tensors: Iterable[tuple[str, StoredTensor | LoadedTensor]], class_names: object
+    ) -> dict[str, StoredTensor | LoadedTensor]:
         """Find the tensors of all files, check them, and read the contact head."""
         names, architecture = self._names, self.architecture
         stored, copies, others = self._find_tensors(tensors, class_names)

@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON and safetensors files of a Hugging Face directory; nothing that they contain is executed."""
+"""The JSON, safetensors and PyTorch files of a Hugging Face directory; nothing that they contain is executed."""
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from bionemo.common.errors import UserError
 from bionemo.common.regular import load_json, open_regular, require_regular
+from bionemo.formats.safe_load import check_tensors, load_file
 from bionemo.formats.shape_check import quote_error
 
+log = logging.getLogger(__name__)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")  # no separators, so no file outside the directory is opened
+_FORMS = (WEIGHTS, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")  # transformers read the first
+_SHARD = r"[\w-][\w.-]*\."  # no separators, so no file outside the directory is opened
+_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _MAX_JSON = 1 << 24  # bytes; the index of the largest models takes a tenth of that
 _WRAPPERS = re.compile(r"(?:(?:module|_orig_mod|model)\.)*")  # added by DDP, torch.compile and modules of users
 _OTHER_WEIGHTS = {  # pattern of files -> what they are and what to do
-    "pytorch_model*.bin*": "is a pickle, which can run code when it is read: if you trust it, open the model with "
-    f"transformers and call save_pretrained, which writes {WEIGHTS}",
     "model.*.safetensors": f"is a variant: rename it to {WEIGHTS}, or save the model without a variant",
     "tf_model*.h5": "has weights of TensorFlow: open the model with transformers 4 and from_tf=True, then call "
     f"save_pretrained, which writes {WEIGHTS}",
@@ -53,23 +57,48 @@ class StoredTensor(NamedTuple):
         return str(self.file.get_slice(self.name).get_dtype())
 
 
-def open_tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+class LoadedTensor(NamedTuple):
+    """A tensor of a file of PyTorch, mapped into memory."""
+
+    tensor: Tensor
+
+    def read(self) -> Tensor:
+        """Return its values."""
+        return self.tensor
+
+    def shape(self) -> list[int]:
+        """Return its shape."""
+        return list(self.tensor.shape)
+
+    def dtype(self) -> str:
+        """Return its type, such as "F32"."""
+        return _TYPES.get(self.tensor.dtype, str(self.tensor.dtype))
+
+
+def open_tensors(path: Path) -> Iterator[tuple[str, StoredTensor | LoadedTensor]]:
     """Yield the name, without the prefixes of wrappers, and the tensor of all weights of a directory.
 
     Raises:
         UserError: if a file is missing or cannot be read.
     """
     for file in _weight_files(path):
-        try:
-            require_regular(path / file)
-            opened = safe_open(path / file, framework="pt")
-        except Exception as error:  # safetensors raises various types for malformed files
-            with open_regular(path / file) as raw:
-                pointer = raw.read(32).startswith(b"version https://git-lfs")
-            reason = "it is a pointer of Git LFS: run git lfs pull, or download it again" if pointer else None
-            raise UserError(f"its {file} cannot be read ({reason or quote_error(error)})") from error
-        for name in list(opened.keys()):
-            yield _WRAPPERS.sub("", name, count=1), StoredTensor(opened, name)
+        require_regular(path / file)
+        for name, tensor in _open_file(path / file):
+            yield _WRAPPERS.sub("", name, count=1), tensor
+
+
+def _open_file(path: Path) -> Iterator[tuple[str, StoredTensor | LoadedTensor]]:
+    with open_regular(path) as raw:
+        if raw.read(32).startswith(b"version https://git-lfs"):
+            raise UserError(f"its {path.name} is a pointer of Git LFS: run git lfs pull, or download it again")
+    if path.suffix == ".bin":
+        yield from ((name, LoadedTensor(tensor)) for name, tensor in check_tensors(load_file(path)).items())
+        return
+    try:
+        opened = safe_open(path, framework="pt")
+    except Exception as error:  # safetensors raises various types for malformed files
+        raise UserError(f"its {path.name} cannot be read ({quote_error(error)})") from error
+    yield from ((name, StoredTensor(opened, name)) for name in list(opened.keys()))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -88,19 +117,22 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _weight_files(path: Path) -> list[str]:
-    """Return the names of the files that transformers read, too: a single one is preferred to shards."""
-    if (path / WEIGHTS).is_file():
-        return [WEIGHTS]
-    if (path / INDEX).is_file():
-        shards = read_json(path / INDEX).get("weight_map")
-        names = list(shards.values()) if isinstance(shards, dict) else []
-        if not names or not all(isinstance(name, str) and _SHARD.fullmatch(name) for name in names):
-            raise UserError(f"its {INDEX} does not name safetensors files")
-        for name in sorted(set(names)):
-            if not (path / name).is_file():
-                raise UserError(f"{name}, which its {INDEX} names, is missing")
-        return sorted(set(names))
-    for pattern, text in _OTHER_WEIGHTS.items():
-        if others := sorted(path.glob(pattern)):
-            raise UserError(f"{others[0].name} {text}")
-    raise UserError(f"it contains neither {WEIGHTS} nor {INDEX}")
+    """Return the names of the files that transformers read, too."""
+    forms = [name for name in _FORMS if (path / name).is_file()]
+    if not forms:
+        for pattern, text in _OTHER_WEIGHTS.items():
+            if others := sorted(path.glob(pattern)):
+                raise UserError(f"{others[0].name} {text}")
+        raise UserError(f"it contains none of {', '.join(_FORMS)}")
+    if {WEIGHTS, INDEX} <= set(forms):  # saved twice, with different sizes of shards
+        log.warning("%s: %s is read; remove it to read the files that %s names", path, WEIGHTS, INDEX)
+    if not forms[0].endswith(".json"):
+        return forms[:1]
+    shards = read_json(path / forms[0]).get("weight_map")
+    names, suffix = list(shards.values()) if isinstance(shards, dict) else [], forms[0].split(".")[1]
+    if not names or not all(isinstance(name, str) and re.fullmatch(_SHARD + suffix, name) for name in names):
+        raise UserError(f"its {forms[0]} does not name {suffix} files")
+    for name in sorted(set(names)):
+        if not (path / name).is_file():
+            raise UserError(f"{name}, which its {forms[0]} names, is missing")
+    return sorted(set(names))

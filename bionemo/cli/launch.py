@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bionemo.cli.command import run
 from bionemo.cli.help import CommandSpec
+from bionemo.cli.start_model import add_architecture
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
@@ -54,7 +55,7 @@ def main(config_name: str = "pretrain_esm2_8M") -> None:
                 "-m: only one run can be launched at a time: launch each with its own name and exp_manager.exp_dir"
             )
         sys.argv[1:] = translate_launcher_arguments(sys.argv[1:])
-    run(lambda cfg: launch(cfg, flags.dry_run), config_name, spec=_SPEC)
+    run(lambda cfg: launch(cfg, flags.dry_run), config_name, spec=_SPEC, complete=add_architecture)
 
 
 def launch(cfg: RunConfig, dry_run: bool) -> None:

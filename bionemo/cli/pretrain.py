@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bionemo.cli.command import run
+from bionemo.cli.start_model import add_architecture
 from bionemo.common.errors import UserError
 from bionemo.common.limits import check_address_space
 from bionemo.config.schema import RunConfig
@@ -16,7 +17,7 @@ from bionemo.config.schema import RunConfig
 
 def main(config_name: str = "pretrain_esm2_8M", config_dir: str | Path | None = None) -> None:
     """Run `bionemo pretrain`."""
-    run(prepare_and_train, config_name, config_dir)
+    run(prepare_and_train, config_name, config_dir, complete=add_architecture)
 
 
 def prepare_and_train(cfg: RunConfig) -> dict[str, float]:

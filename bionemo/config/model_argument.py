@@ -11,7 +11,7 @@ from pathlib import Path
 from bionemo.common.errors import UserError
 
 BEST = ":best"  # after the directory of a run
-HELP = "RUN (newest checkpoint of a run), RUN:best, a checkpoint, .nemo archive or Hugging Face directory"
+HELP = "RUN (newest checkpoint of a run), RUN:best, a checkpoint, .nemo, Hugging Face directory or .pt of fair-esm"
 _NAMED = "model="
 
 

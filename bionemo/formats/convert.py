@@ -9,7 +9,16 @@ from bionemo.checkpoint import WEIGHTS, Checkpoint, MergedLoRA, TensorsInMemory,
 from bionemo.common.errors import UserError
 from bionemo.config.saved_model import add_defaults
 from bionemo.formats import fair_esm, model_card, nemo_archive
-from bionemo.formats.detect import CHECKPOINT, FAIR_ESM, HUGGING_FACE, NEMO, detect_format, locate_model, require_model
+from bionemo.formats.detect import (
+    CHECKPOINT,
+    FAIR_ESM,
+    HUGGING_FACE,
+    NEMO,
+    detect_format,
+    find_model,
+    locate_model,
+    require_model,
+)
 from bionemo.formats.huggingface import directory as huggingface
 from bionemo.formats.huggingface.contacts import ContactHead, check_contact_head
 from bionemo.formats.nemo_models import get_nemo_model
@@ -77,7 +86,7 @@ def export_nemo(source: Path, target: Path) -> None:
 
 
 def open_model(path: Path) -> Model:
-    """Open a checkpoint, a `.nemo` archive or a Hugging Face directory.
+    """Open a checkpoint, a `.nemo` archive, a Hugging Face directory or a `.pt` file of fair-esm.
 
     Raises:
         UserError: if it does not exist, cannot be read, or lacks the configuration of its model.
@@ -106,6 +115,20 @@ def open_model(path: Path) -> Model:
     history = model_card.describe_training(saved.state, saved.manifest)
     config = add_defaults(saved.config, str(saved.config["_target_"]))
     return Model(config, tools.read_vocabulary_size(identity), weights, history, contact_head)
+
+
+def open_config(path: str | Path) -> Mapping[str, Any]:
+    """Return the `model` section of our configuration, as far as the files of a model determine it.
+
+    The weights of a checkpoint are not read.
+
+    Raises:
+        UserError: see `open_model`.
+    """
+    path, _ = find_model(Path(path))  # the note follows when the model is opened
+    if detect_format(path) == CHECKPOINT and (config := Checkpoint(path).config).get("_target_"):
+        return add_defaults(config, str(config["_target_"]))
+    return open_model(path).config
 
 
 def describe(path: Path, every_tensor: bool = False) -> str:

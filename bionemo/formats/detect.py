@@ -23,7 +23,9 @@ from bionemo.config.model_argument import BEST
 log = logging.getLogger(__name__)
 CHECKPOINT, NEMO, HUGGING_FACE, FAIR_ESM = "checkpoint", "nemo", "hf", "fair-esm"
 CONFIG, ADAPTERS = "config.json", "adapter_config.json"
-_UNKNOWN = "not a checkpoint, a .nemo archive or a Hugging Face directory: give the path of a model"
+_UNKNOWN = (
+    "not a checkpoint, a .nemo archive, a Hugging Face directory or a .pt file of fair-esm: give the path of a model"
+)
 _SAVE = f"save the model as a directory with {CONFIG} and model.safetensors (save_pretrained of transformers)"
 _MERGE = "merge them into the model with peft (merge_and_unload, then save_pretrained) and give the new directory"
 _MAX_FILES = 100  # of a directory that are described
@@ -67,11 +69,19 @@ def locate_model(path: Path) -> Path:
     Raises:
         UserError: if there is no best checkpoint.
     """
+    found, note = find_model(path)
+    if note:
+        log.warning(note)
+    return found
+
+
+def find_model(path: Path) -> tuple[Path, str]:
+    """Return the model that a path names, and a note for the user, or ""; see `locate_model`."""
     path = Path(os.path.expanduser(path))
     run = Path(str(path).removesuffix(BEST))
     wants_best = run != path and not path.exists()
     if not wants_best and (path.suffix == ".nemo" or is_checkpoint(path) or (path / CONFIG).exists()):
-        return path
+        return path, ""
     require_model(run)
     checkpoints = list_complete(run if run.name == "checkpoints" else run / "checkpoints")
     if wants_best:
@@ -79,9 +89,8 @@ def locate_model(path: Path) -> Path:
     elif checkpoints:
         found, why = checkpoints[0], "newest checkpoint"
     else:
-        return path
-    log.warning("%s is the directory of a run: its %s is used, %s", run, why, found.name)
-    return found
+        return path, ""
+    return found, f"{run} is the directory of a run: its {why} is used, {found.name}"
 
 
 def _find_best(run: Path, checkpoints: Iterable[Path]) -> tuple[Path, str]:
@@ -111,7 +120,7 @@ def require_model(path: Path) -> None:
     if not path.exists():
         is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path))
         hint = f"; a model of the Hugging Face hub is downloaded first: hf download {path} --local-dir DIRECTORY"
-        text = f"{path}: there is no such checkpoint, .nemo archive or Hugging Face directory"
+        text = f"{path}: there is no such checkpoint, .nemo archive, Hugging Face directory or .pt file of fair-esm"
         raise UserError(text + (hint if is_id else ""))
 
 

@@ -59,9 +59,7 @@ def read(path: Path) -> Opened:
                 "save_pretrained of transformers and give the directory"
             )
     if arch not in ("esm2", "roberta_large"):
-        raise UserError(
-            f"its arch is {arch[:50]!r}; supported are ESM-2, and roberta_large (ESM-1b, ESM-1v)"
-        )
+        raise UserError(f"its arch is {arch[:50]!r}; supported are ESM-2, and roberta_large (ESM-1b, ESM-1v)")
     weights = {_short(name): tensor for name, tensor in check_tensors(state).items()}
     if (regression := path.with_name(path.stem + _REGRESSION)).is_file():
         weights |= check_tensors(load_file(regression).get("model"))

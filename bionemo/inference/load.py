@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load a trained model from a checkpoint, a .nemo archive or a Hugging Face directory."""
+"""Load a trained model of any format onto one device."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bionemo.common.errors import UserError
-from bionemo.config.saved_model import complete_model_section, is_complete, read_model_section
+from bionemo.config.saved_model import affects_outputs, complete_model_section, is_complete, read_model_section
 from bionemo.config.schema import ModelConfig
 from bionemo.formats.convert import Model, open_model
 from bionemo.formats.detect import locate_model
@@ -40,9 +40,9 @@ _CONVERTED = (
     "share_decoder_tokens_head_embeddings", "rotary_frequencies",
 )  # fmt: skip
 _CONVERTED_TOKENIZER = ("vocab_file", "merge_file", "num_sentinel_tokens")
-_LENGTHS = (
-    "seq_length", "encoder_seq_length", "max_position_embeddings", "data.max_seq_length",
-    "data.train.max_seq_length", "data.val.max_seq_length", "data.test.max_seq_length",
+LENGTHS = ("seq_length", "encoder_seq_length", "max_position_embeddings")
+_LENGTHS_OF_DATA = (
+    "data.max_seq_length", "data.train.max_seq_length", "data.val.max_seq_length", "data.test.max_seq_length",
 )  # fmt: skip
 
 
@@ -52,7 +52,8 @@ def load(
     """Load a trained model onto one device; it may have been trained with any parallel layout.
 
     Args:
-        path: a checkpoint, RUN (the newest checkpoint of a run), RUN:best, `.nemo` archive or Hugging Face directory.
+        path: a checkpoint, RUN (the newest checkpoint of a run), RUN:best, `.nemo` archive, Hugging Face directory or
+            `.pt` file of fair-esm.
         device: device such as `cpu` or `cuda:1`; None: the first GPU if there is one, else the CPU.
         precision: `32`, `bf16-mixed` or `16-mixed`, as in training.
         max_length: maximum number of tokens of a sequence, with begin and end tokens. It may exceed the length in
@@ -140,7 +141,7 @@ def read_config(
             f"{path} has {config.max_position_embeddings:,} learned positions, too few for {max_length:,} tokens: "
             "choose a smaller length, or another model"
         )
-    _replace(section, dict.fromkeys(_LENGTHS, max_length))
+    _replace(section, dict.fromkeys(LENGTHS + _LENGTHS_OF_DATA, max_length))
     return _typed(section, path)
 
 
@@ -157,6 +158,21 @@ def _complete_section(network_class: type[LanguageModel], saved: Mapping[str, An
     if isinstance(tokenizer, Mapping):
         values["tokenizer"] = {key: tokenizer[key] for key in _CONVERTED_TOKENIZER if tokenizer.get(key) is not None}
     return complete_model_section(network_class.default_config, values)
+
+
+def architecture(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a saved `model` section that another run of the same model must share.
+
+    They determine the function that the weights compute, the lengths and the tokenizer.
+    """
+    complete = is_complete(saved)
+    keys = [key for key in saved if key in _CONVERTED or (complete and affects_outputs(key))]
+    tokenizer = saved.get("tokenizer")
+    words = {} if not isinstance(tokenizer, Mapping) else tokenizer
+    found = {
+        key: value for key, value in words.items() if complete or (key in _CONVERTED_TOKENIZER and value is not None)
+    }
+    return {key: saved[key] for key in keys} | {f"tokenizer.{key}": value for key, value in found.items()}
 
 
 def _replace(section: dict[str, Any], values: Mapping[str, Any]) -> None:

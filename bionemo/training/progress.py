@@ -83,10 +83,11 @@ def print_start(
             _warn_of_slow_attention(cfg)
         how += f", {_ATTENTION[fastest_gpu_attention(cfg.model.head_size) if kernel == 'flash' else kernel]}"
         device = torch.cuda.get_device_name()
+    start = f"weights from {cfg.restore_from_path}" if cfg.restore_from_path else "starting from the beginning"
     _print_and_log(
         f"{cfg.name}: {num_parameters:,} parameters, {how}{', compiled' if compiled else ''} on "
         f"{trainer.world_size} x {device}, {size} per step, "
-        + (f"resuming from {resume_path}" if resume_path else "starting from the beginning")
+        + (f"resuming from {resume_path}" if resume_path else start)
     )
 
 

@@ -152,7 +152,7 @@ def open_initial_weights(path: str | None, positions: int | None = None) -> Tens
     """Open the weights with which a new run starts.
 
     Args:
-        path: `restore_from_path`: a checkpoint, a .nemo file or a Hugging Face directory; None: random weights.
+        path: `restore_from_path`: a MODEL, see `locate_model`; None: random weights.
         positions: `max_position_embeddings`; learned position embeddings are resized to it.
 
     Raises:

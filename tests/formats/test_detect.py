@@ -66,10 +66,10 @@ KINDS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "x.safetensors", lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
         "is a pointer of Git LFS instead of the file: run git lfs pull",
     ),
-    "text": ("x.fasta", lambda path: path.write_text(">a\nMKT\n"), "is not a checkpoint, a .nemo archive or a"),
+    "text": ("x.fasta", lambda path: path.write_text(">a\nMKT\n"), "is not a checkpoint, a .nemo archive, a"),
     "fifo": ("x", os.mkfifo, "cannot be read: it is not a regular file"),
-    "nothing": ("x", lambda path: None, ": there is no such checkpoint, .nemo archive or Hugging Face directory"),
-    "empty": ("x", Path.mkdir, "is not a checkpoint, a .nemo archive or a Hugging Face directory: give the path of a"),
+    "nothing": ("x", lambda path: None, ": there is no such checkpoint, .nemo archive, Hugging Face directory or"),
+    "empty": ("x", Path.mkdir, "is not a checkpoint, a .nemo archive, a Hugging Face directory or a .pt file of"),
     "bionemo 2": (
         "x", distributed, "is a distributed checkpoint of Megatron, as NeMo 2 and BioNeMo 2 write it: export it there"
     ),
@@ -191,9 +191,7 @@ def test_best_checkpoint_of_a_run(tmp_path: Path) -> None:
 
 def test_a_directory_with_one_file(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "esm2_t6_8M_UR50D.pt")
-    with pytest.raises(
-        UserError, match=r"its esm2_t6_8M_UR50D\.pt is a file of torch.save.*: if fair-esm wrote it"
-    ):
+    with pytest.raises(UserError, match=r"its esm2_t6_8M_UR50D\.pt is a file of torch.save.*: if fair-esm wrote it"):
         bionemo.load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "esm"}))
     with pytest.raises(UserError, match=r"vocab.txt is one file of a model: give its directory"):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from bionemo.analysis.files import staged_file
 from bionemo.analysis.protein import tokenize_protein
@@ -22,9 +22,8 @@ from bionemo.common.errors import UserError
 from bionemo.formats.huggingface.contacts import ContactHead
 from bionemo.inference.batching import Ids
 from bionemo.inference.model import TrainedModel
-from bionemo.inference.outputs import Floats
+from bionemo.inference.outputs import ATTENTIONS, Floats, LayerRecord
 from bionemo.inference.progress import Advance, no_progress
-from bionemo.megatron.attention import PackedAttention
 
 SEPARATION = 6  # minimum |i - j| of the pairs that the regression is fitted to
 LONG_RANGE = 24  # minimum |i - j| of long-range pairs
@@ -76,21 +75,10 @@ def average_product_corrected(x_Hnn: Tensor) -> Tensor:
 
 def _queries_and_keys(model: TrainedModel, ids: Ids) -> list[tuple[Tensor, Tensor, float]]:
     """Return the queries and keys [T, H, d] of each layer, after rotary positions, and their scale."""
-    found: list[tuple[Tensor, Tensor, float]] = []
-
-    def record(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        assert isinstance(module, PackedAttention)
-        query, key = (x.squeeze(1) for x in inputs[:2])
-        found.append((query, key, module.scale))
-
-    modules = [module for module in model.network.modules() if isinstance(module, PackedAttention)]
-    hooks = [module.register_forward_pre_hook(record, with_kwargs=True) for module in modules]
-    try:
+    layers = range(1, len(model.network.blocks()[0].layers) + 1)
+    with LayerRecord(model.network, [(ATTENTIONS, layer) for layer in layers]) as record:
         model.hiddens([ids])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
+    return [(query, key, module.scale) for query, key, module in map(record.attention.__getitem__, layers)]
 
 
 def fit_contact_head(

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from bionemo.config.schema.infer import split_output
 from bionemo.inference.batching import Ids, too_long_error
 from bionemo.inference.outputs import PER_SEQUENCE, OutputArrays
 
@@ -70,9 +71,11 @@ def join_pieces(columns: OutputArrays, fitted: FittedSequences) -> tuple[OutputA
         return columns, tokens
     first = np.searchsorted(fitted.owners, np.arange(len(tokens)))
     joined = dict(columns)
-    for name in columns.keys() & set(PER_SEQUENCE):
-        values = columns[name]
-        if name == "begin":
+    for name in columns:
+        values, (kind, _) = columns[name], split_output(name)
+        if kind not in PER_SEQUENCE:
+            continue
+        if kind == "begin":
             joined[name] = values[first]
             continue
         values = np.log(values) if name == "pseudo_perplexity" else values

@@ -24,20 +24,33 @@ Sequences = Sequence[str | Ids]
 class TrainedModel(InferenceModel):
     """A trained model, as `bionemo.load` returns it."""
 
-    def embed(self, texts: Sequences, pooling: str = "mean") -> Floats:
+    def embed(self, texts: Sequences, pooling: str = "mean", layer: int | None = None) -> Floats:
         """Return one vector for each sequence, [N, D] fp32: the mean over its tokens, or that of its `begin` token.
 
+        Args:
+            texts: N sequences; tokens do not include begin and end tokens.
+            pooling: `mean` or `begin`.
+            layer: 0: the embeddings before the first layer; L, the number of layers, or None: the last hidden states,
+                after the final layer norm. These are the numbers of transformers' `hidden_states` and of fair-esm.
+
         Raises:
-            UserError: if a sequence is empty, too long or invalid, or the model has no begin token.
+            UserError: if a sequence is empty, too long or invalid, or the model has no begin token or no such layer.
         """
         name = {"mean": "embeddings", "begin": "begin"}.get(pooling)
         if name is None:
             raise UserError(f"pooling={pooling!r} is not one of mean, begin")
-        return self._per_sequence(texts, name)
+        return self._per_sequence(texts, _of_layer(name, layer))
 
-    def hiddens(self, texts: Sequences) -> list[Floats]:
-        """Return a vector for each token except begin and end: N arrays [n, D] fp32. Errors as in `embed`."""
-        return self.compute_per_token(self.ids(texts), "hiddens")
+    def hiddens(self, texts: Sequences, layer: int | None = None) -> list[Floats]:
+        """Return a vector for each token except begin and end: N arrays [n, D] fp32. See `embed`."""
+        return self.compute_per_token(self.ids(texts), _of_layer("hiddens", layer))
+
+    def attentions(self, texts: Sequences, layer: int) -> list[Floats]:
+        """Return the attention maps of a layer, from 1: N arrays [heads, n, n] fp32, whose rows are queries.
+
+        Rows and columns of begin and end tokens are left out after the softmax. Errors as in `embed`.
+        """
+        return self.compute_per_token(self.ids(texts), _of_layer("attentions", layer))
 
     def logits(self, texts: Sequences) -> list[Floats]:
         """Return the logits at each token: N arrays [n, V] fp32. Those of a causal model predict the next token.
@@ -144,3 +157,7 @@ class TrainedModel(InferenceModel):
         if found:
             return np.concatenate(found)
         return np.zeros(0 if name == "pseudo_perplexity" else (0, self.hidden_size), np.float32)
+
+
+def _of_layer(name: str, layer: int | None) -> str:
+    return name if layer is None else f"{name}_{layer}"

@@ -4,9 +4,9 @@
 Shapes: N sequences, n tokens of one without begin and end, T tokens of a batch with them, D hidden size, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bionemo.checkpoint.tensors import checksum_weights
 from bionemo.common.errors import UserError
+from bionemo.config.schema.infer import OutputName, split_output
 from bionemo.data.batch import PackedBatch
 from bionemo.inference.batching import (
     DEFAULT_LIMITS,
@@ -30,6 +31,7 @@ from bionemo.inference.batching import (
     split_batches,
 )
 from bionemo.inference.progress import no_progress
+from bionemo.megatron.attention import PackedAttention
 from bionemo.megatron.precision import resolve_precision
 from bionemo.megatron.sharding import parameter_shards
 from bionemo.models.encoder import MaskedLanguageModel
@@ -41,6 +43,8 @@ Floats = NDArray[np.float32]
 OutputArrays = dict[str, Floats]
 PER_SEQUENCE = ("embeddings", "begin", "pseudo_perplexity")
 PER_TOKEN = ("hiddens", "logits")
+ATTENTIONS = "attentions"  # of a layer, heads x tokens x tokens for each sequence
+_ATTENTION_TOKENS = 1 << 11  # in a batch: 80 MB for 20 heads and one sequence of 1,000 tokens
 GENERATED = ("reconstruction", "samples")  # see generation.py
 
 
@@ -96,12 +100,17 @@ class InferenceModel:
     def check_outputs(self, wanted: Sequence[str]) -> None:
         """Raise a UserError that names an output that is unknown or that the model does not have."""
         name_of_class = type(self.network).__name__
+        layers = len(self.network.blocks()[0].layers)
         for name in wanted:
-            if name not in (known := PER_SEQUENCE + PER_TOKEN + GENERATED):
-                raise UserError(f"unknown output {name!r}: choose from {', '.join(known)}")
+            if expected := OutputName().expected(name):
+                raise UserError(f"unknown output {name!r}: choose {expected}")
+            kind, layer = split_output(name)
+            first = int(kind == ATTENTIONS)
+            if layer is not None and not first <= layer <= layers:
+                raise UserError(f"{name}: {name_of_class} has the layers {first} to {layers}")
             if name in GENERATED:
                 check_generates(self.network, name)
-            if name == "begin" and not self.network.has_bos_eos:
+            if kind == "begin" and not self.network.has_bos_eos:
                 raise UserError(f"{name_of_class} has no begin token: use the mean over tokens (embeddings)")
             if name in ("logits", "pseudo_perplexity") and isinstance(self.network, EncoderDecoder):
                 raise UserError(f"{name} is not available for encoder-decoder models ({name_of_class})")
@@ -118,12 +127,15 @@ class InferenceModel:
         is called with the number of sequences of each finished batch.
 
         Yields:
-            For each name an array: [k, ...] for the k sequences of the batch, or [their tokens, ...], concatenated.
+            For each name an array: [k, ...] for the k sequences of the batch, or [their tokens, ...], concatenated;
+            for attention maps [values], see `split_rows`.
 
         Raises:
             UserError: if the model does not have an output.
         """
         self.check_outputs(wanted)
+        if any(is_attention(name) for name in wanted):
+            limits = limits._replace(tokens=min(limits.tokens, _ATTENTION_TOKENS))
         lengths = [len(ids) + 2 * self.network.has_bos_eos for ids in sequences]
         for part in split_batches(lengths, fit_to_device(self.network, limits)):
             yield self._compute(sequences[part], wanted, limits)
@@ -132,13 +144,14 @@ class InferenceModel:
     def compute_per_token(
         self, sequences: Sequence[Ids], name: str, limits: BatchLimits = DEFAULT_LIMITS
     ) -> list[Floats]:
-        """Compute an output of PER_TOKEN: an array [n, ...] for each sequence.
+        """Compute an output per token, an array [n, ...] for each sequence, or attention maps, [heads, n, n].
 
         Raises:
             UserError: if the model does not have it.
         """
         found = [columns[name] for columns in self.compute(sequences, [name], limits)]
-        return np.split(np.concatenate(found), np.cumsum([len(ids) for ids in sequences])[:-1]) if found else []
+        tokens = np.array([len(ids) for ids in sequences], np.int64)
+        return split_rows(name, np.concatenate(found), tokens) if found else []
 
     @torch.no_grad()
     def _compute(self, sequences: Sequence[Ids], wanted: Sequence[str], limits: BatchLimits) -> OutputArrays:
@@ -146,19 +159,23 @@ class InferenceModel:
         found: dict[str, Tensor] = {}
         if set(wanted) - {"pseudo_perplexity"}:
             batch = pack(network, [add_special_tokens(network, ids) for ids in sequences])
-            with self.autocast():
-                hidden_TD = network.compute_representations(batch).float()
-            if "begin" in wanted:
-                found["begin"] = hidden_TD[batch.cu_seqlens[: len(sequences)].long()]
+            with self.autocast(), LayerRecord(network, map(split_output, wanted)) as record:
+                record.hidden[None] = record.hidden[record.layers] = network.compute_representations(batch)
+            hiddens = {layer: hidden_TD.float() for layer, hidden_TD in record.hidden.items()}
             inner = self._inner_positions(batch) if network.has_bos_eos else slice(batch.num_tokens)
-            inner_MD = hidden_TD[inner]
-            if "embeddings" in wanted:
-                lengths = torch.tensor([len(ids) for ids in sequences], device=self.device)
-                found["embeddings"] = torch.segment_reduce(inner_MD, "mean", lengths=lengths)
-            if "hiddens" in wanted:
-                found["hiddens"] = inner_MD
-            if "logits" in wanted:
-                found["logits"] = self._logits(inner_MD)
+            lengths = torch.tensor([len(ids) for ids in sequences], device=self.device)
+            for name in wanted:
+                kind, layer = split_output(name)
+                if kind == "begin":
+                    found[name] = hiddens[layer][batch.cu_seqlens[: len(sequences)].long()]
+                elif kind == "embeddings":
+                    found[name] = torch.segment_reduce(hiddens[layer][inner], "mean", lengths=lengths)
+                elif kind == "hiddens":
+                    found[name] = hiddens[layer][inner]
+                elif kind == ATTENTIONS and layer:
+                    found[name] = _attention_maps(*record.attention[layer], batch, int(network.has_bos_eos))
+                elif name == "logits":
+                    found[name] = self._logits(hiddens[None][inner])
         if "pseudo_perplexity" in wanted:
             found["pseudo_perplexity"] = self._pseudo_perplexity(sequences, limits)
         return {name: found[name].cpu().numpy() for name in wanted}
@@ -236,6 +253,88 @@ class InferenceModel:
             hidden_TD = self.network.compute_representations(pack(self.network, list(sequences))).float()
         index = torch.from_numpy(rows * sequences.shape[1] + tokens).to(self.device)
         return self._logits(hidden_TD[index]).log_softmax(-1)
+
+
+class LayerRecord:
+    """Context in which hidden states and queries and keys of the layers of an encoder or decoder are recorded.
+
+    Args:
+        network: the model.
+        outputs: kinds of outputs and layers, see `split_output`; others are ignored.
+
+    Attributes:
+        layers: number of layers.
+        hidden: layer -> its output [T, D]; 0: the input of the first layer, as in transformers and fair-esm.
+        attention: layer -> queries and keys [T, H, d], with rotary positions, and the module.
+    """
+
+    def __init__(self, network: LanguageModel, outputs: Iterable[tuple[str, int | None]]) -> None:
+        self._modules, self._outputs = list(network.blocks()[0].layers), list(outputs)
+        self.layers = len(self._modules)
+        self.hidden: dict[int | None, Tensor] = {}
+        self.attention: dict[int, tuple[Tensor, Tensor, PackedAttention]] = {}
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> "LayerRecord":
+        for kind, layer in self._outputs:
+            if layer == 0:
+                self._hooks.append(self._modules[0].register_forward_pre_hook(self._record_input))
+            elif kind == ATTENTIONS and layer:
+                module = self._modules[layer - 1].self_attention.core_attention
+                self._hooks.append(module.register_forward_pre_hook(partial(self._record_attention, layer)))
+            elif layer is not None and layer < self.layers:
+                self._hooks.append(self._modules[layer - 1].register_forward_hook(partial(self._record, layer)))
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _record_input(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.hidden[0] = inputs[0].squeeze(1)
+
+    def _record(self, layer: int, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        self.hidden[layer] = output.squeeze(1)
+
+    def _record_attention(self, layer: int, module: Any, inputs: tuple[Any, ...]) -> None:
+        query, key = (x.squeeze(1) for x in inputs[:2])
+        self.attention[layer] = query, key, module
+
+
+def _attention_maps(q_THd: Tensor, k_THd: Tensor, module: PackedAttention, batch: PackedBatch, ends: int) -> Tensor:
+    """Return the attention between the tokens of each sequence, without its `ends` begin and end tokens: [values]."""
+    maps, begin = [], 0
+    for length in batch.lengths:
+        q_HTd, k_HTd = (x[begin : begin + length].transpose(0, 1).float() for x in (q_THd, k_THd))
+        begin += length
+        scores_HTT = q_HTd @ k_HTd.mT * module.scale
+        if module.causal:
+            scores_HTT = scores_HTT.masked_fill(scores_HTT.new_ones(length, length).triu(1).bool(), -torch.inf)
+        maps.append(scores_HTT.softmax(-1)[:, ends : length - ends, ends : length - ends].flatten())
+    return torch.cat(maps)
+
+
+def is_attention(name: str) -> bool:
+    """Return whether an output is attention maps."""
+    return split_output(name)[0] == ATTENTIONS
+
+
+def is_per_token(name: str) -> bool:
+    """Return whether an output has a row for each token."""
+    return split_output(name)[0] in PER_TOKEN
+
+
+def split_rows(name: str, values: Floats, tokens: NDArray[np.int64]) -> list[Floats]:
+    """Split an output of several sequences, with these numbers of tokens, into those of each sequence.
+
+    Returns:
+        Arrays [n, ...] of an output per token, attention maps [heads, n, n], or values of each sequence.
+    """
+    if is_attention(name):
+        heads = len(values) // int((tokens**2).sum())
+        maps = np.split(values, (heads * tokens**2).cumsum()[:-1])
+        return [each.reshape(heads, count, count) for each, count in zip(maps, tokens, strict=True)]
+    return np.split(values, tokens.cumsum()[:-1]) if is_per_token(name) else list(values)
 
 
 def check_generates(network: LanguageModel, output: str) -> None:

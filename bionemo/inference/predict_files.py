@@ -25,7 +25,7 @@ from bionemo.inference.input_records import Records
 from bionemo.inference.invalid_molecules import find_invalid
 from bionemo.inference.long_sequences import SET_POLICY, apply_policy, join_pieces, note_long
 from bionemo.inference.model import TrainedModel
-from bionemo.inference.outputs import GENERATED, PER_TOKEN
+from bionemo.inference.outputs import GENERATED, is_attention, is_per_token
 from bionemo.inference.part_files import COMPLETE, KIND, NAMES, count_sequences
 from bionemo.inference.processes import PartedWork
 from bionemo.inference.progress import Advance, no_progress
@@ -34,8 +34,8 @@ from bionemo.inference.writers import BY_ID, FORMATS, PredictionResults, check_i
 from bionemo.tokenizers import Alphabet, SmilesTokenizer
 
 log = logging.getLogger(__name__)
-# Letters of a part with outputs per sequence, with outputs per token, and with generated text.
-_LETTERS = {"sequence": 1 << 20, "token": 1 << 17, "text": 1 << 16}
+# Letters of a part with outputs per sequence, per token, with generated text, and with attention maps.
+_LETTERS = {"sequence": 1 << 20, "token": 1 << 17, "text": 1 << 16, "pair": 1 << 12}
 _TEXTS = 1 << 12  # molecules that are checked at once
 _ON_INVALID = "model.data.on_invalid"
 
@@ -96,8 +96,8 @@ class Prediction(PartedWork):
     @cached_property
     def parts(self) -> list[tuple[int, int]]:
         """Ranges [first, last) of records with about equal numbers of letters."""
-        wanted = set(self.outputs)
-        size = _LETTERS["text" if wanted & {*GENERATED} else "token" if wanted & {*PER_TOKEN} else "sequence"]
+        kinds = {_kind(name) for name in self.outputs}
+        size = min(_LETTERS[kind] for kind in kinds)
         ends = np.cumsum(self.records.lengths, dtype=np.int64)
         edges = np.unique(np.searchsorted(ends, np.arange(0, max(int(ends[-1]), 1), size), side="left"))
         firsts = [int(edge) for edge in edges if edge < len(ends)]
@@ -118,15 +118,20 @@ def prepare_directory(prediction: Prediction) -> None:
     """
     data, outputs = prediction.data, prediction.outputs
     _check_lengths(prediction)
-    if prediction.file_format == "csv" and (per_token := [name for name in outputs if name in PER_TOKEN]):
+    if prediction.file_format == "csv" and (per_token := [name for name in outputs if _kind(name) == "token"]):
         raise UserError(
             f"a CSV file cannot hold {', '.join(per_token)}, which have a row per token: write .parquet or .npz"
         )
     if prediction.file_format == BY_ID:
         check_ids(prediction.records, outputs)
-    if data.long_sequences == "split" and (generated := [name for name in outputs if name in GENERATED]):
+    maps = [name for name in outputs if _kind(name) == "pair"]
+    if maps and prediction.file_format not in (BY_ID, "pkl"):
         raise UserError(
-            f"{generated[0]} is not available for pieces of sequences: set model.data.long_sequences to truncate, "
+            f"{maps[0]} has another size for each sequence: set model.data.output_format={BY_ID} with this output only"
+        )
+    if data.long_sequences == "split" and (whole := [name for name in outputs if _kind(name) in ("text", "pair")]):
+        raise UserError(
+            f"{whole[0]} is not available for pieces of sequences: set model.data.long_sequences to truncate, "
             "drop or error"
         )
     _refuse_existing(prediction)
@@ -138,6 +143,13 @@ def prepare_directory(prediction: Prediction) -> None:
         log.warning("%s holds parts of another prediction: they are removed (other %s)", directory, reason)
         remove_owned(directory, KIND, NAMES)
     create_owned(directory, KIND, prediction.identity)
+
+
+def _kind(output: str) -> str:
+    """Return the key of `_LETTERS` for an output."""
+    if output in GENERATED:
+        return "text"
+    return "pair" if is_attention(output) else "token" if is_per_token(output) else "sequence"
 
 
 def note_letters(prediction: Prediction) -> None:

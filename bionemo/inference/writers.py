@@ -6,7 +6,8 @@
     .parquet       a row for each sequence, lists for vectors and samples
     .csv           a row for each sequence, a column for each number or text
     .pkl           v1's format: a list of dictionaries, hiddens [n, D] in each
-    h5_by_id       a .h5 file with a data set for each id: [D] for outputs per sequence, [n, D] for outputs per token
+    h5_by_id       a .h5 file with a data set for each id: [D] for outputs per sequence, [n, D] for outputs per token,
+                   [heads, n, n] for attention maps
 
 N sequences. All formats except .pkl are written part by part, in bounded memory.
 """
@@ -27,10 +28,10 @@ from safetensors import safe_open
 
 from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
-from bionemo.inference.array_descriptions import ARRAY_DESCRIPTIONS
+from bionemo.inference.array_descriptions import describe
 from bionemo.inference.deferred_errors import defer_errors
 from bionemo.inference.input_records import Record, Records
-from bionemo.inference.outputs import GENERATED, PER_TOKEN
+from bionemo.inference.outputs import GENERATED, is_per_token, split_rows
 from bionemo.inference.part_files import COMPLETE
 from bionemo.inference.text_outputs import decode_texts
 
@@ -100,7 +101,7 @@ class PredictionResults:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of an output of all sequences."""
-        rows = int(self.tokens.sum()) if name in PER_TOKEN else len(self.tokens)
+        rows = int(self.tokens.sum()) if is_per_token(name) else len(self.tokens)
         return rows, *next(self.column(name)).shape[1:]
 
     def dtype(self, name: str) -> np.dtype[Any]:
@@ -162,7 +163,7 @@ def _h5(path: Path, results: PredictionResults) -> None:
                 begin += len(values)
                 target.raise_error()
         for name, dataset in file.items():
-            dataset.attrs["description"] = ARRAY_DESCRIPTIONS[name]
+            dataset.attrs["description"] = describe(name)
 
 
 def check_ids(records: Records, outputs: Sequence[str]) -> None:
@@ -173,8 +174,8 @@ def check_ids(records: Records, outputs: Sequence[str]) -> None:
     """
     if len(outputs) > 1 or set(outputs) & {*GENERATED}:
         raise UserError(
-            f"output_format={BY_ID} holds one array for each id, not {', '.join(outputs)}: set one of embeddings, "
-            "begin, hiddens, logits and pseudo_perplexity in model.downstream_task.outputs"
+            f"output_format={BY_ID} holds one array for each id, not {', '.join(outputs)}: set a single output in "
+            "model.downstream_task.outputs, and not reconstruction or samples"
         )
     numbers: dict[str, int] = {}
     for number, record in enumerate(records.read(0, len(records))):
@@ -197,8 +198,7 @@ def _h5_by_id(path: Path, results: PredictionResults) -> None:
     with defer_errors(path) as target, h5py.File(target, "w") as file:
         file.attrs["description"] = f"{output} of each sequence"
         for part in results:
-            values = part.columns[output]
-            rows = np.split(values, part.tokens.cumsum()[:-1]) if output in PER_TOKEN else values
+            rows = split_rows(output, part.columns[output], part.tokens)
             for record, row in zip(part.records, rows, strict=True):
                 data_set = file.create_dataset(_data_set_name(record.id), data=row)
                 data_set.attrs["original_id"] = record.id  # where bio_embeddings and biotrainer read the id
@@ -207,7 +207,7 @@ def _h5_by_id(path: Path, results: PredictionResults) -> None:
 
 def _index(results: PredictionResults) -> dict[str, np.ndarray]:
     found = {"id": np.array(results.ids, np.str_), "tokens": results.tokens}
-    return found | ({"offsets": results.offsets} if set(results.outputs) & {*PER_TOKEN} else {})
+    return found | ({"offsets": results.offsets} if any(map(is_per_token, results.outputs)) else {})
 
 
 def _csv(path: Path, results: PredictionResults) -> None:
@@ -238,7 +238,7 @@ def _parquet(path: Path, results: PredictionResults) -> None:
         columns: dict[str, Any] = {"id": [record.id for record in part.records], "tokens": part.tokens}
         for name, values in part.columns.items():
             rows = vectors(values)
-            columns[name] = pa.LargeListArray.from_arrays(offsets, rows) if name in PER_TOKEN else rows
+            columns[name] = pa.LargeListArray.from_arrays(offsets, rows) if is_per_token(name) else rows
         return pa.table(columns)
 
     _write_tables(path, results, table, parquet.ParquetWriter)
@@ -264,8 +264,7 @@ def _pkl(path: Path, results: PredictionResults) -> None:
     found: list[dict[str, Any]] = []
     for part in results:
         rows: Mapping[str, Any] = {
-            name: np.split(values, part.tokens.cumsum()[:-1]) if name in PER_TOKEN else values
-            for name, values in part.columns.items()
+            name: split_rows(name, values, part.tokens) for name, values in part.columns.items()
         }
         found += [
             {"id": record.id, "sequence": record.text, **{name: convert(name, rows[name][i]) for name in rows}}

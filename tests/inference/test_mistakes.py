@@ -48,7 +48,7 @@ def test_files_of_the_wrong_type(name: str, content: str, expected: str, model: 
         (["model.data.long_sequences=error"], "p6 (record 6) has 130 tokens, but the model accepts at most 94"),
         (
             ["model.downstream_task.outputs=[hidden]"],
-            "model.downstream_task.outputs is ['hidden'], expected a list of",
+            "model.downstream_task.outputs is ['hidden'], expected one of embeddings, begin, ",
         ),
         (["model.data.output_format=xlsx"], "model.data.output_format is 'xlsx', expected one of npz"),
         (
@@ -57,7 +57,7 @@ def test_files_of_the_wrong_type(name: str, content: str, expected: str, model: 
         ),
         (
             ["model.data.output_format=h5_by_id", "model.downstream_task.outputs=[embeddings,hiddens]"],
-            "output_format=h5_by_id holds one array for each id, not embeddings, hiddens: set one of",
+            "output_format=h5_by_id holds one array for each id, not embeddings, hiddens: set a single output",
         ),
         (["trainer.num_nodes=2"], "no launcher started this process"),
         (["trainer.devices=0"], "trainer.devices=0, but 1 device is available: set it to at most 1"),

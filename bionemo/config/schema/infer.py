@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The root of a prediction configuration: a trained model, input sequences and an output file."""
 
+import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from bionemo.config.schema.data import CsvFieldsConfig
 from bionemo.config.schema.ranges import (
@@ -19,7 +20,9 @@ from bionemo.config.schema.ranges import (
 )
 from bionemo.config.schema.training import Precision
 
-Output = Literal["embeddings", "begin", "hiddens", "logits", "pseudo_perplexity", "reconstruction", "samples"]
+OUTPUTS = ("embeddings", "begin", "hiddens", "logits", "pseudo_perplexity", "reconstruction", "samples")
+_OF_LAYERS = ("embeddings", "begin", "hiddens", "attentions")
+_OF_LAYER = re.compile(rf"({'|'.join(_OF_LAYERS)})_(\d+)")
 SamplingMethod = Literal[
     "greedy-perturbate",
     "topkp-perturbate",
@@ -27,6 +30,22 @@ SamplingMethod = Literal[
     "beam-search-single-sample",
     "beam-search-perturbate-sample",
 ]
+
+
+class OutputName:
+    """Names of outputs."""
+
+    def expected(self, value: str) -> str | None:
+        """Describe the names if the value is none; None if it is one."""
+        if value in OUTPUTS or _OF_LAYER.fullmatch(value):
+            return None
+        return f"one of {', '.join(OUTPUTS)}, or of layer N: {', '.join(f'{name}_N' for name in _OF_LAYERS)}"
+
+
+def split_output(name: str) -> tuple[str, int | None]:
+    """Return the kind of an output and the number of the layer in its name, if there is one."""
+    match = _OF_LAYER.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, None)
 
 
 @dataclass(kw_only=True)
@@ -60,7 +79,7 @@ class TaskConfig:
     """The model and its outputs."""
 
     restore_from_path: str  # a .nemo archive, a checkpoint, or a Hugging Face directory
-    outputs: list[Output]  # what is computed for each sequence
+    outputs: list[Annotated[str, OutputName()]]  # what is computed for each sequence
     reconstruction_beam_size: Dimension  # 1: greedy
     sampling: SamplingConfig  # settings of samples
 

@@ -17,7 +17,7 @@ LIMITS = {
     "data": 3_321,
     "evaluation": 1_821,
     "experiment": 510,
-    "finetuning": 1_394,
+    "finetuning": 1_421,
     "formats": 1_259,
     "inference": 1_425,
     "launch": 868,

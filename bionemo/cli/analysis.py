@@ -153,7 +153,13 @@ def _parser() -> ArgumentParser:
     add = add_command(
         "label", "predict labels with a head from `bionemo finetune`", "(default: the model of the head's training)"
     )
-    add("--head", type=Path, required=True, metavar="FILE", help="RUN/head.safetensors")
+    add(
+        "--head",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="RUN/head.safetensors, or the directory of an EsmForTokenClassification",
+    )
     add("--input", dest="input_path", type=Path, required=True, metavar="FILE", help="FASTA, CSV, or .smi")
     add(
         "--on-invalid", default="skip", choices=["skip", "keep", "error"],

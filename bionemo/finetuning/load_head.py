@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bionemo.analysis.files import is_fasta, read_nonempty_table
+from bionemo.checkpoint.tensors import checksum_weights
+from bionemo.checkpoint.tools import iterate_weights
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
 from bionemo.data.columns import find_id_column
@@ -22,6 +24,9 @@ from bionemo.data.shards.smiles_format import find_formats
 from bionemo.finetuning.heads import Head, SequenceHead, TokenHead
 from bionemo.finetuning.splits import find_sequences
 from bionemo.finetuning.variants import compute_variant_vectors
+from bionemo.formats.convert import open_model
+from bionemo.formats.detect import CONFIG
+from bionemo.formats.huggingface.files import open_tensors, read_json
 from bionemo.inference.batching import DEFAULT_LIMITS
 from bionemo.inference.model import Sequences, TrainedModel
 from bionemo.megatron.finite import all_finite
@@ -41,9 +46,13 @@ class TrainedHead(NamedTuple):
 def read_trained_head(path: Path) -> TrainedHead:
     """Read a head; its architecture follows from the shapes of its weights.
 
+    The directory of an EsmForTokenClassification of transformers is a head, too, with the model beside it.
+
     Raises:
         UserError: if the file cannot be read, is not a head, or has weights that are not finite.
     """
+    if path.is_dir():
+        return _read_classifier(path)
     try:
         require_regular(path)
         with safe_open(path, "pt") as file:
@@ -64,6 +73,33 @@ def read_trained_head(path: Path) -> TrainedHead:
     if not all_finite(weights.values()):
         raise UserError(f"{path} has weights that are not finite: train the head again")
     return TrainedHead(head.eval(), classes, encoder, wild_type, encoder_weights, run)
+
+
+def _read_classifier(directory: Path) -> TrainedHead:
+    """Read a linear classifier of residues, which two convolutions express: y = relu(y) - relu(-y)."""
+    settings = read_json(directory / CONFIG)
+    if (found := settings.get("architectures")) != ["EsmForTokenClassification"]:
+        raise UserError(
+            f"{directory} holds the model {found}: give RUN/head.safetensors, or an EsmForTokenClassification"
+        )
+    tensors = {name: tensor.read().float() for name, tensor in open_tensors(directory)}
+    weight_CD, bias_C = tensors["classifier.weight"], tensors["classifier.bias"]
+    count, hidden_size = weight_CD.shape
+    names = settings.get("id2label") or {}
+    classes = tuple(str(names.get(str(number), number)).removeprefix("LABEL_") for number in range(count))
+    if any(len(name) != 1 for name in classes):
+        raise UserError(f"{directory}: id2label has {', '.join(classes[:8])}: give each class a name of one letter")
+    head = TokenHead(hidden_size, count, 2 * count)
+    state = {name: torch.zeros_like(tensor) for name, tensor in head.state_dict().items()} | {
+        "scale": torch.ones(hidden_size),
+        "first.bias": torch.cat((bias_C, -bias_C)),
+    }
+    middle = head.first.kernel_size[0] // 2
+    state["first.weight"][:, :, middle] = torch.cat((weight_CD, -weight_CD))
+    state["second.weight"][:, :, middle] = torch.cat((torch.eye(count), -torch.eye(count)), dim=1)
+    head.load_state_dict(state)
+    weights = checksum_weights(iterate_weights(open_model(directory).weights))
+    return TrainedHead(head.eval(), classes, directory, None, weights, run="")
 
 
 def check_encoder(trained: TrainedHead, path: Path, weights: str) -> None:

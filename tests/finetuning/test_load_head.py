@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import EsmForTokenClassification
 
 import bionemo
 from bionemo.cli.analysis import main
@@ -18,6 +19,7 @@ from bionemo.common.errors import UserError
 from bionemo.finetuning.heads import Head, SequenceHead, TokenHead
 from bionemo.finetuning.load_head import predict_labels, read_records, read_trained_head
 from tests.inference.molecules import trained
+from tests.support.huggingface import theirs
 
 HEADS: dict[str, tuple[Any, list[str]]] = {
     "tokens": (lambda: TokenHead(32, 3, 8), ["C", "E", "H"]),
@@ -177,3 +179,51 @@ def test_invalid_heads_are_rejected(model: Path, tmp_path: Path) -> None:
     path.write_bytes(content[:-9])
     with pytest.raises(UserError, match="is not the head"):
         read_trained_head(path)
+
+
+@pytest.fixture
+def classifier(tmp_path: Path) -> Path:
+    """A model of transformers with a linear classifier of residues."""
+    theirs(tmp_path / "hf")
+    torch.manual_seed(1)
+    labels = dict(enumerate("HEC"))
+    other = EsmForTokenClassification.from_pretrained(tmp_path / "hf", num_labels=3, id2label=labels)
+    torch.nn.init.normal_(other.classifier.weight)
+    torch.nn.init.normal_(other.classifier.bias)
+    other.save_pretrained(tmp_path / "classifier")
+    return tmp_path / "classifier"
+
+
+def test_classifiers_of_transformers(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.fasta").write_text("".join(f">{key}\n{text}\n" for key, text in PROTEINS.items()))
+    arguments = [f"--head={classifier}", f"--input={tmp_path}/x.fasta", f"--output={tmp_path}/x.csv"]
+    monkeypatch.setattr(sys, "argv", ["bionemo.analysis", "label", *arguments])
+    main()
+    other, ours = EsmForTokenClassification.from_pretrained(classifier).eval(), bionemo.load(classifier, "cpu")
+    with (tmp_path / "x.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    trained = read_trained_head(classifier)
+    for row, text in zip(rows, PROTEINS.values(), strict=True):
+        (ids,) = ours.ids([text])
+        with torch.no_grad():
+            logits = other(torch.tensor([[0, *ids.tolist(), 2]])).logits[0, 1:-1]
+            found = trained.head(torch.from_numpy(ours.hiddens([text])[0]), [len(text)])
+        torch.testing.assert_close(found, logits, rtol=0, atol=1e-5 * float(logits.abs().max()))
+        assert row["prediction"] == "".join("HEC"[number] for number in logits.argmax(1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"architectures": ["EsmForSequenceClassification"]}, "EsmForSequenceClassification.*: give RUN/head.safe"),
+        (
+            {"id2label": {"0": "helix", "1": "strand", "2": "coil"}},
+            "id2label has helix, strand, coil: give each class",
+        ),
+    ],
+)
+def test_other_classifiers(classifier: Path, settings: dict[str, Any], message: str) -> None:
+    found = json.loads((classifier / "config.json").read_text())
+    (classifier / "config.json").write_text(json.dumps(found | settings))
+    with pytest.raises(UserError, match=message):
+        read_trained_head(classifier)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure embedded residues per second: ours, or transformers' EsmModel with padded batches.
+"""Measure embedded residues per second: ours, or transformers' models with padded batches.
 
-python embedding.py make DIR                  create an ESM-2 with random weights in the transformers format
+python embedding.py make DIR                  create a model with random weights in the transformers format
 python embedding.py bionemo DIR [--fasta F]   and hf DIR
 """
 
@@ -14,34 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from proteins import ESM2_SIZES, ESM2_TOKENS, proteins
+from peer import build, tokenizer
+from proteins import SIZES, proteins
 
 import bionemo
 
 WARM_UP, LONGEST = 8, 1022
-
-
-def make(path: Path, size: str) -> None:
-    from transformers import EsmConfig, EsmForMaskedLM
-
-    layers, hidden, heads = ESM2_SIZES[size]
-    torch.manual_seed(0)
-    EsmForMaskedLM(
-        EsmConfig(
-            vocab_size=33,
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            intermediate_size=4 * hidden,
-            max_position_embeddings=1026,
-            position_embedding_type="rotary",
-            token_dropout=True,
-            mask_token_id=32,
-            pad_token_id=1,
-            layer_norm_eps=1e-5,
-            emb_layer_norm_before=False,
-        )
-    ).save_pretrained(path)
 
 
 def ours(path: Path, texts: list[str], device: str, precision: str) -> tuple[NDArray[np.float32], float]:
@@ -56,15 +34,14 @@ def ours(path: Path, texts: list[str], device: str, precision: str) -> tuple[NDA
 def theirs(
     path: Path, texts: list[str], device: str, precision: str, batch: int, by_length: bool
 ) -> tuple[NDArray[np.float32], float]:
-    from transformers import EsmModel, EsmTokenizer
+    from transformers import AutoModelForMaskedLM
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    (path / "words.txt").write_text("\n".join(ESM2_TOKENS))
-    tokenizer = EsmTokenizer(str(path / "words.txt"))
-    model = EsmModel.from_pretrained(path, attn_implementation="sdpa", add_pooling_layer=False).to(device).eval()
+    model = AutoModelForMaskedLM.from_pretrained(path, attn_implementation="sdpa").base_model.to(device).eval()
+    words = tokenizer(model.config.model_type == "esmc")
 
     def embed(some: list[str]) -> NDArray[np.float32]:
-        given = tokenizer(some, return_tensors="pt", padding=True).to(device)
+        given = words(some, return_tensors="pt", padding=True).to(device)
         half = precision == "bf16-mixed"
         with torch.autocast(device, torch.bfloat16, enabled=half):
             hidden = model(**given).last_hidden_state
@@ -88,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["make", "bionemo", "hf"])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--size", choices=ESM2_SIZES, default="8M")
+    parser.add_argument("--size", choices=SIZES, default="8M")
     parser.add_argument("--fasta")
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--batch", type=int, default=16, help="hf: sequences of a batch")
@@ -98,7 +75,7 @@ def main() -> None:
     parser.add_argument("--save", help="a .npy file, to compare the numbers")
     options = parser.parse_args()
     if options.what == "make":
-        make(options.model, options.size)
+        build(options.size).save_pretrained(options.model)
         return
     texts = [text[:LONGEST] for text in proteins(options.fasta, options.sequences)[: options.sequences]]
     if options.what == "bionemo":

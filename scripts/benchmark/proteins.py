@@ -7,6 +7,7 @@ import numpy as np
 
 ESM2_SIZES = {"8M": (6, 320, 20), "35M": (12, 480, 20), "150M": (30, 640, 20), "650M": (33, 1280, 20)}
 """Layers, hidden size and heads."""
+SIZES = {**ESM2_SIZES, "ESMC-12": (12, 320, 5)}
 ESM2_TOKENS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
 
 

@@ -34,6 +34,11 @@ compare_ours() { # the peer needs packages of ours
 compare_ours "embedding, ESM2-8M, fp32, against EsmModel in the given order" "embedding.py bionemo $model $fasta" "embedding.py hf $model $fasta"
 compare_ours "embedding, ESM2-8M, fp32, against EsmModel sorted by length" "embedding.py bionemo $model $fasta" "embedding.py hf $model $fasta --by-length"
 compare_ours "masked marginals, ESM2-8M, fp32, 300 residues, against EsmForMaskedLM, one position at a time" "variants.py bionemo $model" "variants.py hf $model"
+esmc="--override=model.num_layers=12 --override=model.hidden_size=320 --override=model.num_attention_heads=5 --override=model.ffn_hidden_size=1024"
+compare_ours "training ESMC of 12 layers, fp32, against EsmcForMaskedLM, padded to the longest, fp32" "train_ours.py $fasta --config pretrain_esmc_300M --precision 32 $esmc" "train_hf.py $fasta --size ESMC-12"
+"$ours" embedding.py make "$model" --size ESMC-12
+compare_ours "embedding, ESMC of 12 layers, fp32, against EsmcModel in the given order" "embedding.py bionemo $model $fasta" "embedding.py hf $model $fasta"
+compare_ours "embedding, ESMC of 12 layers, fp32, against EsmcModel sorted by length" "embedding.py bionemo $model $fasta" "embedding.py hf $model $fasta --by-length"
 compare_ours "training ProtT5nv, fp32, against T5" "steps.py prott5nv ours --steps 2" "steps.py prott5nv hf --steps 1"
 compare_ours "training MegaMolBART, fp32, against BART" "steps.py megamolbart ours --rows 64 --steps 3" "steps.py megamolbart hf --rows 64 --steps 3"
 compare_ours "training GPT-3 126m, fp32, against GPT-2" "steps.py gpt3 ours --rows 1 --steps 1" "steps.py gpt3 hf --rows 1 --steps 1"

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure useful tokens per second of Hugging Face's EsmForMaskedLM and collator in a plain loop without Trainer."""
+"""Measure useful tokens per second of Hugging Face's ESM models and collator in a plain loop without Trainer."""
 
 import argparse
 import json
 import os
-import tempfile
 import time
 from contextlib import nullcontext
-from pathlib import Path
 
 import torch
-from proteins import ESM2_SIZES, ESM2_TOKENS, proteins
-from transformers import DataCollatorForLanguageModeling, EsmConfig, EsmForMaskedLM, EsmTokenizer
+from peer import build, tokenizer
+from proteins import SIZES, proteins
+from transformers import DataCollatorForLanguageModeling
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fasta")
-    parser.add_argument("--size", choices=ESM2_SIZES, default="8M")
+    parser.add_argument("--size", choices=SIZES, default="8M")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--pad", choices=["longest", "1024"], default="longest")
     parser.add_argument("--bf16", action="store_true", help="autocast to bf16")
@@ -26,29 +25,18 @@ def main() -> None:
     options = parser.parse_args()
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    with tempfile.TemporaryDirectory() as directory:
-        vocabulary = Path(directory) / "vocab.txt"
-        vocabulary.write_text("\n".join(ESM2_TOKENS))
-        tokenizer = EsmTokenizer(str(vocabulary))
-    layers, hidden, heads = ESM2_SIZES[options.size]
-    config = EsmConfig(
-        vocab_size=33, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        intermediate_size=4 * hidden, max_position_embeddings=1026, position_embedding_type="rotary",
-        token_dropout=True, mask_token_id=32, pad_token_id=1, layer_norm_eps=1e-5, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0, attn_implementation="sdpa",
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = EsmForMaskedLM(config).to(options.device).train()
+    words, model = tokenizer(options.size.startswith("ESMC")), build(options.size)
+    model = model.to(options.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-4, fused=True)
     collate = DataCollatorForLanguageModeling(
-        tokenizer, mlm_probability=0.15, pad_to_multiple_of=1024 if options.pad == "1024" else None
+        words, mlm_probability=0.15, pad_to_multiple_of=1024 if options.pad == "1024" else None
     )
     texts = proteins(options.fasta, 8000)
     order = torch.randperm(len(texts)).tolist()
 
     def step(number: int) -> int:
         chosen = [texts[i] for i in order[number * options.batch : (number + 1) * options.batch]]
-        batch = collate([tokenizer(text, truncation=True, max_length=1024) for text in chosen]).to(options.device)
+        batch = collate([words(text, truncation=True, max_length=1024) for text in chosen]).to(options.device)
         with torch.autocast(options.device, torch.bfloat16) if options.bf16 else nullcontext():
             loss = model(**batch).loss
         loss.backward()

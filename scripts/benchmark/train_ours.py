@@ -8,10 +8,7 @@ from pathlib import Path
 
 from proteins import proteins
 
-import bionemo
 from bionemo.config.compose import load
-
-EXAMPLE = Path(bionemo.__file__).parents[1] / "examples" / "protein" / "esm2nv" / "conf"
 
 
 def main() -> None:
@@ -48,7 +45,7 @@ def main() -> None:
             f"exp_manager.exp_dir={directory}/run", "exp_manager.create_checkpoint_callback=False",
             "exp_manager.create_tensorboard_logger=False", *options.override,
         ]  # fmt: skip
-        cfg = load(options.config, overrides, EXAMPLE)
+        cfg = load(options.config, overrides)
         start = TrainingModule.training_step
 
         def step(module: TrainingModule, batch: object) -> None:

@@ -18,7 +18,7 @@ LIMITS = {
     "evaluation": 1_821,
     "experiment": 510,
     "finetuning": 1_421,
-    "formats": 1_259,
+    "formats": 1_270,
     "inference": 1_425,
     "launch": 868,
     "megatron": 1_955,

@@ -310,7 +310,7 @@ def test_invalid_conversions(tmp_path: Path) -> None:
         (path, tmp_path / "there", None, "exists: name another"),
         (tmp_path / "none.nemo", tmp_path / "there", "hf", "exists: name another"),
         (tmp_path / "a.nemo", tmp_path / "b.nemo", None, "both are .nemo archives"),
-        (tmp_path / "there", tmp_path / "y", None, "there is not a checkpoint, a .nemo archive or a Hugging Face dir"),
+        (tmp_path / "there", tmp_path / "y", None, "there is not a checkpoint, a .nemo archive, a Hugging Face dir"),
     ]:
         with pytest.raises(UserError, match=message):
             convert(source, target, to)

@@ -21,6 +21,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FORMS = (WEIGHTS, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")  # transformers read the first
 _SHARD = r"[\w-][\w.-]*\."  # no separators, so no file outside the directory is opened
 _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_MAPPED = 1 << 26
 _MAX_JSON = 1 << 24  # bytes; the index of the largest models takes a tenth of that
 _WRAPPERS = re.compile(r"(?:(?:module|_orig_mod|model)\.)*")  # added by DDP, torch.compile and modules of users
 _OTHER_WEIGHTS = {  # pattern of files -> what they are and what to do
@@ -37,24 +38,38 @@ _OTHER_WEIGHTS = {  # pattern of files -> what they are and what to do
 }
 
 
+class _SafetensorsFile:
+    """A safetensors file, which is mapped anew after `_MAPPED` bytes, so that pages that were read are released."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+        self.opened: Any = safe_open(path, framework="pt")
+
+    def get_tensor(self, name: str) -> Tensor:
+        if self._read > _MAPPED:
+            self._read, self.opened = 0, safe_open(self._path, framework="pt")
+        tensor: Tensor = self.opened.get_tensor(name)
+        self._read += tensor.nbytes
+        return tensor
+
+
 class StoredTensor(NamedTuple):
     """A tensor of a safetensors file, read on demand."""
 
-    file: Any  # opened by safetensors
+    file: _SafetensorsFile
     name: str
 
     def read(self) -> Tensor:
         """Return its values."""
-        tensor: Tensor = self.file.get_tensor(self.name)
-        return tensor
+        return self.file.get_tensor(self.name)
 
     def shape(self) -> list[int]:
         """Return its shape."""
-        return list(self.file.get_slice(self.name).get_shape())
+        return list(self.file.opened.get_slice(self.name).get_shape())
 
     def dtype(self) -> str:
         """Return its type, such as "F32"."""
-        return str(self.file.get_slice(self.name).get_dtype())
+        return str(self.file.opened.get_slice(self.name).get_dtype())
 
 
 class LoadedTensor(NamedTuple):
@@ -95,10 +110,10 @@ def _open_file(path: Path) -> Iterator[tuple[str, StoredTensor | LoadedTensor]]:
         yield from ((name, LoadedTensor(tensor)) for name, tensor in check_tensors(load_file(path)).items())
         return
     try:
-        opened = safe_open(path, framework="pt")
+        file = _SafetensorsFile(path)
     except Exception as error:  # safetensors raises various types for malformed files
         raise UserError(f"its {path.name} cannot be read ({quote_error(error)})") from error
-    yield from ((name, StoredTensor(opened, name)) for name in list(opened.keys()))
+    yield from ((name, StoredTensor(file, name)) for name in list(file.opened.keys()))
 
 
 def read_json(path: Path) -> dict[str, Any]:

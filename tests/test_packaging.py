@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 USER_EXTRAS = set(EXTRAS) - {"all", "docs", "dev"}
 MODULES = {"molecules": "rdkit", "plots": "matplotlib", "wandb": "wandb", "analysis": "umap", "evaluate": "biotite",
-           "report": "bokeh", "ray": "ray"}  # fmt: skip
+           "report": "bokeh", "ray": "ray", "hub": "huggingface_hub"}  # fmt: skip
 WITHOUT = """
 import sys
 
@@ -57,7 +57,7 @@ def run_without(extras: set[str], directory: Path, *arguments: str | Path) -> su
     )  # fmt: skip
 
 
-PACKAGES = {"molecules": "rdkit", "wandb": "wandb", "report": "bokeh", "plots": "matplotlib"}
+PACKAGES = {"molecules": "rdkit", "wandb": "wandb", "report": "bokeh", "plots": "matplotlib", "hub": "huggingface"}
 
 
 def test_no_advice_installs_another_package() -> None:
@@ -92,6 +92,7 @@ def smiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("molecules", ["preprocess", "--config-name=zinc15", "source={smiles}", "output={out}"]),
         ("wandb", [*RUN, "exp_manager.create_wandb_logger=True"]),
         ("report", ["report", "{run}"]),
+        ("hub", ["checkpoint", "inspect", "hf://lab/esm2"]),
         ("plots", ["analysis", "map", "--input", "{smiles}", "--output", "{out}"]),
     ],
 )

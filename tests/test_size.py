@@ -13,12 +13,12 @@ LIMITS = {
     "checkpoint": 628,
     "cli": 1_473,
     "common": 941,
-    "config": 2_053,
+    "config": 2_062,
     "data": 3_321,
     "evaluation": 1_821,
     "experiment": 510,
-    "finetuning": 1_421,
-    "formats": 1_270,
+    "finetuning": 1_425,
+    "formats": 1_368,
     "inference": 1_425,
     "launch": 868,
     "megatron": 1_955,
@@ -26,7 +26,7 @@ LIMITS = {
     "planning": 405,
     "preparation": 2_719,
     "tokenizers": 316,
-    "training": 2_169,
+    "training": 2_173,
 }
 
 

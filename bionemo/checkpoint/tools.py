@@ -17,7 +17,7 @@ from bionemo.checkpoint.writer import save
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_tree
 
-_MODEL_ENTRIES = ("model", "config", "contact_head")  # state entries of a checkpoint that contains only weights
+_MODEL_ENTRIES = ("model", "config", "contact_head", "base_model")  # state entries of checkpoints of weights only
 _COUNTED = ("gpt2", "unnamed")  # vocabularies identified by their number of tokens; others by the tokens
 
 

@@ -81,7 +81,7 @@ def _parse(parser: ArgumentParser) -> Namespace:
         parser.error("the following arguments are required: MODEL")
     if options.command == "variants" and options.scan == (options.variants is not None):
         raise UserError("give either --variants FILE or --scan")
-    options.model = Path(model or options.model) if model or options.model else None
+    options.model = model or options.model
     return options
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError
-from bionemo.config.model_argument import HELP, model_path
+from bionemo.config.model_argument import HELP, model_word
 
 _EXAMPLES = """\
   bionemo checkpoint inspect RUN
@@ -34,20 +34,20 @@ def _parser() -> ArgumentParser:
     actions = parser.add_subparsers(required=True, metavar="action")
 
     inspect = actions.add_parser("inspect", help="describe a checkpoint, a .nemo file or a Hugging Face directory")
-    inspect.add_argument("path", type=model_path, metavar="MODEL", help=HELP)
+    inspect.add_argument("model", type=model_word, metavar="MODEL", help=HELP)
     inspect.add_argument("--tensors", action="store_true", help="list all tensors")
     inspect.set_defaults(run=_inspect)
 
     verify = actions.add_parser("verify", help="compare every file with its checksum")
     verify.add_argument(
-        "paths", type=model_path, nargs="+", metavar="MODEL", help="RUN for all checkpoints of a run, or checkpoints"
+        "paths", type=model_word, nargs="+", metavar="MODEL", help="RUN for all checkpoints of a run, or checkpoints"
     )
     verify.set_defaults(run=_verify)
 
     convert = actions.add_parser(
         "convert", help="convert between checkpoints, .nemo files and Hugging Face directories"
     )
-    convert.add_argument("source", type=model_path, metavar="MODEL", help=HELP)
+    convert.add_argument("source", type=model_word, metavar="MODEL", help=HELP)
     convert.add_argument(
         "target",
         type=Path,
@@ -58,7 +58,7 @@ def _parser() -> ArgumentParser:
 
     average = actions.add_parser("average", help="average the weights of several checkpoints")
     average.add_argument("output", type=Path)
-    average.add_argument("inputs", type=model_path, nargs="+", metavar="MODEL", help=HELP)
+    average.add_argument("inputs", type=model_word, nargs="+", metavar="MODEL", help=HELP)
     average.set_defaults(run=_average)
     return parser
 
@@ -66,14 +66,14 @@ def _parser() -> ArgumentParser:
 def _inspect(arguments: Namespace) -> None:
     from bionemo.formats.convert import describe
 
-    print(describe(arguments.path, arguments.tensors))
+    print(describe(arguments.model, arguments.tensors))
 
 
 def _verify(arguments: Namespace) -> None:
     from bionemo.checkpoint import find_damage, is_checkpoint
 
     bad = 0
-    for path in arguments.paths:
+    for path in map(Path, arguments.paths):
         directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
         found = sorted(part for part in directory.glob("*") if part.is_dir())
         if not any(map(is_checkpoint, found)):
@@ -95,9 +95,9 @@ def _convert(arguments: Namespace) -> None:
 
 def _require_checkpoint(path: Path) -> Path:
     """Return the checkpoint that a MODEL names."""
-    from bionemo.formats.detect import CHECKPOINT, detect_format, locate_model
+    from bionemo.formats.detect import CHECKPOINT, detect_format, locate_path
 
-    path = locate_model(path)
+    path = locate_path(path)
     if detect_format(path) != CHECKPOINT:
         raise UserError(f"{path} is not a checkpoint: convert it first with bionemo checkpoint convert")
     return path
@@ -109,7 +109,7 @@ def _average(arguments: Namespace) -> None:
     from bionemo.config.model_differences import differences
     from bionemo.config.saved_model import affects_outputs
 
-    inputs = [_require_checkpoint(path) for path in arguments.inputs]
+    inputs = [_require_checkpoint(Path(path)) for path in arguments.inputs]
     first, *others = inputs
     for path in others:
         for key, one, other in differences(Checkpoint(first).config, Checkpoint(path).config):

@@ -12,7 +12,7 @@ from bionemo.common.console import one_line_errors
 from bionemo.common.errors import HostError, RankError, UserError, reraise_as
 from bionemo.common.launcher_environment import launched_process
 from bionemo.common.limits import check_address_space
-from bionemo.config.model_argument import HELP, model_path
+from bionemo.config.model_argument import HELP, model_word
 from bionemo.launch.spawn import LAUNCHER
 
 _TIMEOUT = 600.0  # seconds until the first process must have created the output directory
@@ -145,7 +145,7 @@ def _parser() -> ArgumentParser:
         formatter_class=RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("model", type=model_path, metavar="MODEL", help=HELP)
+    add("model", type=model_word, metavar="MODEL", help=HELP)
     add(
         "--suite", required=True, choices=["proteingym", "flip", "contacts", "loss", "moleculenet"],
         help="proteingym: effects of substitutions; flip: labelled proteins; contacts: contacts between residues of "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bionemo.common.console import notify
-from bionemo.config.model_argument import BEST
+from bionemo.config.model_argument import BEST, hub_id
 from bionemo.config.paths import ConfigSource, find_source
 
 
@@ -25,7 +25,7 @@ def add_architecture(source: ConfigSource, overrides: Sequence[str], named: bool
     """
     given = dict(each.lstrip("+").partition("=")[::2] for each in overrides)
     model = given.get("restore_from_path", "null")
-    is_here = os.path.exists(os.path.expanduser(model.removesuffix(BEST)))
+    is_here = hub_id(model) or os.path.exists(os.path.expanduser(model.removesuffix(BEST)))
     if model.lower() in ("", "null") or (named and not is_here):  # `bionemo launch` can run where the model is not
         return source, [*overrides]
     # Imported here, because runs without a MODEL must not wait for torch.

@@ -30,6 +30,7 @@ from bionemo.finetuning.model import FineTunedModel
 from bionemo.finetuning.results import Results, check_results, describe_data, run_fingerprint, write_results
 from bionemo.finetuning.task_data import class_name, read_splits
 from bionemo.formats.convert import open_model
+from bionemo.formats.hub import base_model
 from bionemo.inference.fingerprint import model_fingerprint
 from bionemo.inference.load import open_saved_model, read_config, read_vocabulary
 from bionemo.megatron.precision import Precision
@@ -51,6 +52,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
             fails.
     """
     path, saved = open_saved_model(str(cfg.model.restore_encoder_path))
+    cfg.model.restore_encoder_path = str(path)  # the report names it if there are no checkpoints
     model_class = load_model_class(str(saved.config["_target_"]))
     model = _model_config(cfg, read_config(model_class, saved.config, path, cfg.model.seq_length))
     check_same_function(path, saved.config, asdict(model))
@@ -85,7 +87,9 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
             remove_missing_head(encoder, saved.weights)
             return FineTunedModel(encoder, make_head, saved.weights, cfg.model, sample, head_weights)
 
-        return TrainingSetup(data, TrainingModule(build, model, run.trainer, precision))
+        module = TrainingModule(build, model, run.trainer, precision)
+        module.base_model = base_model(path)
+        return TrainingSetup(data, module)
 
     train(run, set_up, [ReportCallback(cfg, directory, classes, fingerprint, describe_data(cfg, task))])
 

@@ -58,7 +58,7 @@ def read_trained_head(path: Path) -> TrainedHead:
         with safe_open(path, "pt") as file:
             task = json.loads((file.metadata() or {})["task"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        classes, encoder = tuple(map(str, task["classes"])), Path(str(task["encoder"]))
+        classes, encoder = tuple(map(str, task["classes"])), Path(str(task["encoder"])).absolute()
         wild_type = None if task["wild_type"] is None else str(task["wild_type"])
         encoder_weights, run = str(task["encoder_weights"]), str(task["run"])
         head = _build_head(weights, max(len(classes), 1))

@@ -19,6 +19,7 @@ from bionemo.formats.detect import (
     locate_model,
     require_model,
 )
+from bionemo.formats.hub import base_model
 from bionemo.formats.huggingface import directory as huggingface
 from bionemo.formats.huggingface.contacts import ContactHead, check_contact_head
 from bionemo.formats.nemo_models import get_nemo_model
@@ -34,7 +35,7 @@ class Model(NamedTuple):
     contact_head: ContactHead | None = None  # contact regression, if there is one
 
 
-def convert(source: Path, target: Path, to: str | None = None) -> None:
+def convert(source: str | Path, target: Path, to: str | None = None) -> None:
     """Convert a trained model to another format.
 
     `to` is "hf" for a Hugging Face directory; None: an archive if the name of the target ends in .nemo, else a
@@ -66,7 +67,7 @@ def convert(source: Path, target: Path, to: str | None = None) -> None:
         huggingface.write(target, model.config, size, model.weights, model.contact_head, model.history)
     else:
         identity = {"model._target_": model.config["_target_"], "words": size}
-        state: dict[str, Any] = {"config": dict(model.config), "model": identity}
+        state: dict[str, Any] = {"config": dict(model.config), "model": identity, "base_model": base_model(source)}
         if model.contact_head:
             state["contact_head"] = model.contact_head
         tools.write_weights(target, state, tools.iterate_weights(model.weights))
@@ -101,7 +102,8 @@ def open_model(path: Path) -> Model:
         return Model(config, size, TensorsInMemory(path, archive.weights, config))
     if file_format in (HUGGING_FACE, FAIR_ESM):
         hf = huggingface.HuggingFaceModel(path, *([fair_esm.read] if file_format == FAIR_ESM else []))
-        return Model(hf.config, hf.vocab_size, hf, contact_head=hf.contact_head)
+        history = model_card.describe_training({"base_model": base_model(path)}, {})
+        return Model(hf.config, hf.vocab_size, hf, history, hf.contact_head)
     check(path)
     saved = Checkpoint(path)
     if not saved.config.get("_target_"):
@@ -125,13 +127,13 @@ def open_config(path: str | Path) -> Mapping[str, Any]:
     Raises:
         UserError: see `open_model`.
     """
-    path, _ = find_model(Path(path))  # the note follows when the model is opened
+    path, _ = find_model(path)  # the note follows when the model is opened
     if detect_format(path) == CHECKPOINT and (config := Checkpoint(path).config).get("_target_"):
         return add_defaults(config, str(config["_target_"]))
     return open_model(path).config
 
 
-def describe(path: Path, every_tensor: bool = False) -> str:
+def describe(path: str | Path, every_tensor: bool = False) -> str:
     """Return a text that describes a checkpoint, a `.nemo` archive or a Hugging Face directory.
 
     Raises:

@@ -18,7 +18,7 @@ from bionemo.checkpoint import is_checkpoint, list_complete
 from bionemo.checkpoint.manifest import INDEX, MANIFEST, STATE, load_manifest
 from bionemo.common.errors import UserError
 from bionemo.common.regular import open_regular
-from bionemo.config.model_argument import BEST
+from bionemo.config.model_argument import BEST, hub_id
 
 log = logging.getLogger(__name__)
 CHECKPOINT, NEMO, HUGGING_FACE, FAIR_ESM = "checkpoint", "nemo", "hf", "fair-esm"
@@ -59,8 +59,32 @@ def detect_format(path: Path) -> str:
         raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def locate_model(path: Path) -> Path:
-    """Return the model that a path names: everything that takes a MODEL calls this.
+def locate_model(model: str | Path) -> Path:
+    """Return the path of a MODEL: everything that takes one calls this.
+
+    A model of the Hugging Face hub (`hub_id`) is downloaded unless it is in the hub's cache. Others: `locate_path`.
+
+    Raises:
+        UserError: if it cannot be downloaded, or there is no best checkpoint.
+    """
+    found, note = find_model(model)
+    if note:
+        log.warning(note)
+    return found
+
+
+def find_model(model: str | Path) -> tuple[Path, str]:
+    """Return the path of a MODEL, and a note for the user, or ""; see `locate_model`."""
+    if (found := hub_id(str(model))) is None:
+        return _find_path(Path(model))
+    from bionemo.formats.hub import download
+
+    path = download(*found, model=str(model))
+    return path, f"{model}: commit {path.name} is used"
+
+
+def locate_path(path: Path) -> Path:
+    """Return the model that a path names.
 
     The directory of a run, RUN, or that of its checkpoints is the newest complete checkpoint; RUN:best is the one with
     the best monitored metric, among the validations of the same data as the last one. Other paths are returned
@@ -69,14 +93,13 @@ def locate_model(path: Path) -> Path:
     Raises:
         UserError: if there is no best checkpoint.
     """
-    found, note = find_model(path)
+    found, note = _find_path(path)
     if note:
         log.warning(note)
     return found
 
 
-def find_model(path: Path) -> tuple[Path, str]:
-    """Return the model that a path names, and a note for the user, or ""; see `locate_model`."""
+def _find_path(path: Path) -> tuple[Path, str]:
     path = Path(os.path.expanduser(path))
     run = Path(str(path).removesuffix(BEST))
     wants_best = run != path and not path.exists()
@@ -118,10 +141,12 @@ def _find_best(run: Path, checkpoints: Iterable[Path]) -> tuple[Path, str]:
 def require_model(path: Path) -> None:
     """Raise a UserError if there is nothing at a path."""
     if not path.exists():
-        is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path))
-        hint = f"; a model of the Hugging Face hub is downloaded first: hf download {path} --local-dir DIRECTORY"
-        text = f"{path}: there is no such checkpoint, .nemo archive, Hugging Face directory or .pt file of fair-esm"
-        raise UserError(text + (hint if is_id else ""))
+        if str(path).startswith("hf:/"):
+            raise UserError(f"{path}: a model of the Hugging Face hub is hf://ORG/NAME or hf://ORG/NAME@REVISION")
+        hint = f"; a model of the Hugging Face hub would be hf://{path}" if hub_id(f"hf://{path}") else ""
+        raise UserError(
+            f"{path}: there is no such checkpoint, .nemo archive, Hugging Face directory or .pt file{hint}"
+        )
 
 
 def _describe_adapters(path: Path, names: Iterable[str]) -> str:

@@ -52,15 +52,15 @@ def load(
     """Load a trained model onto one device; it may have been trained with any parallel layout.
 
     Args:
-        path: a checkpoint, RUN (the newest checkpoint of a run), RUN:best, `.nemo` archive, Hugging Face directory or
-            `.pt` file of fair-esm.
+        path: a checkpoint, RUN (the newest checkpoint of a run), RUN:best, `.nemo` archive, Hugging Face directory, `.pt`
+            file of fair-esm, or hf://ORG/NAME or hf://ORG/NAME@REVISION of the Hugging Face hub.
         device: device such as `cpu` or `cuda:1`; None: the first GPU if there is one, else the CPU.
         precision: `32`, `bf16-mixed` or `16-mixed`, as in training.
         max_length: maximum number of tokens of a sequence, with begin and end tokens. It may exceed the length in
             training if the model has rotary positions. None: the length in training.
 
     Raises:
-        UserError: if the model does not exist, is damaged, or cannot be used on this machine.
+        UserError: if the model does not exist, cannot be downloaded, is damaged, or cannot be used on this machine.
     """
     if device is None:
         device = "cuda" if use_gpu("auto") else "cpu"
@@ -87,7 +87,7 @@ def open_saved_model(path: str | Path) -> tuple[Path, Model]:
     Raises:
         UserError: if it does not exist or is damaged.
     """
-    path = locate_model(Path(path))
+    path = locate_model(path)
     return path, open_model(path)
 
 

@@ -21,6 +21,7 @@ from bionemo.config.saved_model import add_defaults
 from bionemo.config.schema import ModelConfig, TrainerConfig
 from bionemo.data.data_module import SequenceData
 from bionemo.data.loader import StepBatch
+from bionemo.formats.hub import base_model
 from bionemo.megatron import groups
 from bionemo.megatron.attention import gpu_kernel
 from bionemo.megatron.precision import LossScaler, Precision
@@ -52,6 +53,7 @@ class TrainingModule(pl.LightningModule):
         initial_weights: weights with which a new run starts, instead of random ones.
 
     Attributes:
+        base_model: ORG/NAME@COMMIT of the model of the hub that the initial weights come from; "" if there is none.
         schedule_step: number of updates so far, without those that fp16 loss scaling skipped.
         parallel: the model with gradient buffers; set by `configure_model`.
         logged_metrics: last logged training metrics, for progress bar and loss curve.
@@ -70,6 +72,7 @@ class TrainingModule(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self._build_model, self.initial_weights = build_model, initial_weights
+        self.base_model = base_model(initial_weights.path) if initial_weights else ""
         self.config, self.trainer_config, self.precision = config, trainer_config, precision
         self.schedule = build_schedule(config.optim.sched, config.optim.lr, trainer_config.max_steps)
         self.schedule_step = 0
@@ -313,6 +316,7 @@ class TrainingModule(pl.LightningModule):
         del state["loops"]
         state["epoch"] = 0
         state |= self.checkpoint_metadata
+        state["base_model"] = self.base_model
         state["schedule_step"] = self.schedule_step
         state["model"] = self._get_model().identity
         state["config"] = redact_tree(asdict(self.config))
@@ -321,5 +325,6 @@ class TrainingModule(pl.LightningModule):
     def on_load_checkpoint(self, state: dict[str, Any]) -> None:
         """Restore the state of this module; `check_resumable` has checked it."""
         state["loops"] = loop_state_at_step(self.trainer, state["global_step"])
+        self.base_model = state.get("base_model", "")
         self.schedule_step = state["schedule_step"]
         self.scaler.load_state_dict(state["loss_scaler"])

@@ -16,7 +16,7 @@ from bionemo.common.errors import UserError
 from bionemo.config.schema import RunConfig
 from bionemo.experiment.run_files import read_run_id
 from bionemo.formats.convert import open_model
-from bionemo.formats.detect import CHECKPOINT, detect_format, locate_model
+from bionemo.formats.detect import CHECKPOINT, detect_format, locate_model, locate_path
 from bionemo.models.trainable import Trainable
 from bionemo.training.identity import log_changed_settings
 from bionemo.training.module import TrainingModule
@@ -42,7 +42,7 @@ def find_resume_checkpoint(cfg: RunConfig, directory: Path, log_dir: Path) -> Pa
     config = cfg.exp_manager
     if named := config.resume_from_checkpoint or cfg.model.resume_from_checkpoint:
         start = Path(named)
-        if (model := locate_model(start)) != start:
+        if (model := locate_path(start)) != start:
             raise UserError(f"{named} is the directory of a run: name one of its checkpoints, such as {model}")
         if detect_format(start) != CHECKPOINT:
             raise UserError(f"{named} is not a checkpoint: set restore_from_path instead of resume_from_checkpoint")
@@ -152,7 +152,7 @@ def open_initial_weights(path: str | None, positions: int | None = None) -> Tens
     """Open the weights with which a new run starts.
 
     Args:
-        path: `restore_from_path`: a MODEL, see `locate_model`; None: random weights.
+        path: `restore_from_path`: a MODEL (`formats.detect.locate_model`); None: random weights.
         positions: `max_position_embeddings`; learned position embeddings are resized to it.
 
     Raises:
@@ -160,7 +160,7 @@ def open_initial_weights(path: str | None, positions: int | None = None) -> Tens
     """
     if path is None:
         return None
-    source = locate_model(Path(path))
+    source = locate_model(path)
     if detect_format(source) == CHECKPOINT:
         checkpoint.check(source)
         weights: TensorSource = checkpoint.Checkpoint(source)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bionemo.common.errors import UserError
-from bionemo.config.model_argument import split_model
+from bionemo.config.model_argument import hub_id, split_model
 
 
 @pytest.mark.parametrize(
@@ -33,5 +33,30 @@ def test_where_model_is_a_group(tmp_path: Path) -> None:
     path.mkdir()
     assert split_model([*keys, str(path)], has_groups=True) == (str(path), keys)
     assert split_model([f"{tmp_path}:best"], has_groups=True) == (f"{tmp_path}:best", [])
-    with pytest.raises(UserError, match=r"cannot read 'name': it is neither key=value nor the path of a model"):
+    with pytest.raises(UserError, match=r"cannot read 'name': it is neither key=value nor the path or id of a model"):
         split_model([*keys, "name"], has_groups=True)
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("lab/esm2_t6_8M-x.1", ("lab/esm2_t6_8M-x.1", None)), ("hf://lab/x", ("lab/x", None)),
+        ("hf:/lab/x@main", ("lab/x", "main")), ("lab/x@refs/pr/1", ("lab/x", "refs/pr/1")),
+        ("lab/x@a--b", ("lab/x", "a--b")), ("hf://here/x", ("here/x", None)),
+        ("hf://lab/x.nemo", ("lab/x.nemo", None)),
+        *((word, None) for word in (
+            "x", "here/x", "here/x@main", "lab/x.nemo", "lab/x/y", "/lab/x", "./lab/x", "../lab", "~/x", "lab/",
+            "lab/x:best", "lab/x=1", "lab--a/x", "lab/x..y", "lab/x.git", "lab/x.git@main", "lab/x@a..b", "lab/x@",
+            "hf://lab", "lab/é",
+            "lab/x\n", "-lab/x", "lab/-", "hf://lab/x/y",
+        )),
+    ],
+)  # fmt: skip
+def test_ids_of_the_hub(
+    word: str, found: tuple[str, str | None] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert hub_id(word) == found
+    if found:
+        assert split_model(["a=b", word], has_groups=True) == (word, ["a=b"])

@@ -107,12 +107,6 @@ def test_kinds(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert str(again.value) == text
 
 
-def test_names_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="is downloaded first: hf download facebook/esm2_t6_8M_UR50D --local-dir DIR"):
-        bionemo.load("facebook/esm2_t6_8M_UR50D")
-
-
 def test_files_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The directory of a run, or of its checkpoints, is its newest checkpoint; a directory of runs names one."""
     train(config(tmp_path / "name" / "run"))

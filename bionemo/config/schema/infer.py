@@ -78,7 +78,7 @@ class SamplingConfig:
 class TaskConfig:
     """The model and its outputs."""
 
-    restore_from_path: str  # a .nemo archive, a checkpoint, or a Hugging Face directory
+    restore_from_path: str  # a MODEL: a .nemo archive, checkpoint, Hugging Face directory, hf://ORG/NAME, ...
     outputs: list[Annotated[str, OutputName()]]  # what is computed for each sequence
     reconstruction_beam_size: Dimension  # 1: greedy
     sampling: SamplingConfig  # settings of samples

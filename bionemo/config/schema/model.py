@@ -240,7 +240,9 @@ class RunConfig:
     do_training: bool  # train; if False, only prepare the data set
     do_testing: bool  # evaluate on the test set at the end
     seed: Seed | None = None  # of the data, if model.data.seed refers to it (MegaMolBART); not model.seed
-    restore_from_path: str | None  # initial weights: a .nemo archive or a checkpoint
+    restore_from_path: (
+        str | None
+    )  # initial weights: a .nemo archive, checkpoint, Hugging Face directory or hf://ORG/NAME
     trainer: TrainerConfig  # hardware, length and frequency
     exp_manager: ExpManagerConfig  # directories, loggers and checkpoints
     model: ModelConfig  # `model._target_` selects the subclass

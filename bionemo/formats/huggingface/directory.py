@@ -80,7 +80,7 @@ class HuggingFaceModel:
         self.contact_head: ContactHead | None = None
         try:
             settings, opened = open_model(path)
-            self.architecture = _find_readable(settings)
+            self.architecture = find_readable(settings)
             self.config, self.vocab_size = self.architecture.to_config(settings)
             self.config |= self.architecture.read_tokenizer(path)
             tensors = list(opened)
@@ -278,14 +278,20 @@ def _unsupported(what: str, attribute: str, value: object, class_names: object =
     return UserError(f"{what} {str(value)[:100]!r} has no Hugging Face format here; supported: {supported}{of_class}")
 
 
-def _find_readable(settings: Mapping[str, Any]) -> Architecture:
+def find_readable(settings: Mapping[str, Any]) -> Architecture:
+    """Return the architecture of a config.json.
+
+    Raises:
+        UserError: if it is not supported.
+    """
     if settings.get("quantization_config") is not None:
         raise UserError("its weights are quantized: save the model without quantization_config, in bf16 or fp32")
     model_type = settings.get("model_type")
     positions = settings.get("position_embedding_type", "absolute")  # the default of transformers
     found: list[Architecture] = [each for each in known_formats("hugging_face") if each.model_type == model_type]
     if not found:
-        raise _unsupported("the model_type", "model_type", model_type, settings.get("architectures"))
+        code = "Python code that comes with a model (auto_map) is never run, and " if settings.get("auto_map") else ""
+        raise _unsupported(f"{code}the model_type", "model_type", model_type, settings.get("architectures"))
     for architecture in found:
         if architecture.position_type in ("", positions) and architecture.recognizes(settings):
             return architecture

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from bionemo.checkpoint import Checkpoint, is_checkpoint
-from bionemo.common.errors import UserError, optional_dependency
+from bionemo.common.errors import HostError, UserError, optional_dependency
 from bionemo.common.launcher_environment import is_global_rank_zero
 from bionemo.common.redaction import LogFilter, redact_text
 from bionemo.formats.detect import ADAPTERS, CONFIG
@@ -40,7 +40,8 @@ def download(name: str, revision: str | None, model: str) -> Path:
         model: the MODEL of the user, for messages.
 
     Raises:
-        UserError: if the model does not exist, is not accessible or not supported, or the hub cannot be reached.
+        HostError: if the model does not exist, is not accessible or not supported, or this host cannot download it.
+        UserError: if huggingface_hub is missing.
     """
     label = model if model.startswith("hf:") else f"{model} (no path here, so a model of the Hugging Face hub)"
     with optional_dependency("hub", label):
@@ -59,7 +60,7 @@ def download(name: str, revision: str | None, model: str) -> Path:
         with nullcontext() if sys.stderr.isatty() and is_global_rank_zero() else utils.disable_progress_bars():
             return _fetch(name, directory.name, weights, command)
     except UserError as error:
-        raise UserError(f"{label}: {error}") from None
+        raise HostError(f"{label}: {error}") from None
 
 
 def _fetch(name: str, revision: str | None, patterns: Sequence[str], command: str) -> Path:

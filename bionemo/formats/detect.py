@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import os
-import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path

@@ -194,7 +194,7 @@ def test_inspect_and_verify(
         (["convert", "{tmp}/none", "{tmp}/x.nemo"], "none: there is no such checkpoint"),
         (["average", "{tmp}/mean", "{last}"], "at least two checkpoints"),
         (["average", "{last}", "{last}", "{last}"], "exists: choose another output"),
-        (["inspect", "{tmp}"], "is not a checkpoint, a .nemo archive or a Hugging Face directory"),
+        (["inspect", "{tmp}"], "is not a checkpoint, a .nemo archive, a Hugging Face directory or a .pt"),
         (["verify", "{tmp}/none"], "none: there is no such checkpoint"),
     ],
 )

@@ -22,7 +22,7 @@ LIMITS = {
     "inference": 1_425,
     "launch": 868,
     "megatron": 1_955,
-    "models": 830,
+    "models": 854,
     "planning": 405,
     "preparation": 2_719,
     "tokenizers": 316,

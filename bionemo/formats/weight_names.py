@@ -5,7 +5,7 @@ A `WeightNames` table maps the names of our parameters to those of Hugging Face 
 never changed, so a round trip is bitwise identical.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -52,11 +52,11 @@ def _separate(parts: int, groups: int) -> Transform:
 
 
 def _trim_rows(rows: int, padded_rows: int) -> Transform:
-    """Remove the rows that pad the vocabulary, or add them as zeros."""
+    """Remove the rows that pad the vocabulary, or replace them by zeros."""
 
     def pad(theirs: Tensor) -> Tensor:
         padding = theirs.new_zeros(padded_rows - rows, *theirs.shape[1:])
-        return torch.cat([theirs, padding]) if len(padding) else theirs
+        return torch.cat([theirs[:rows], padding]) if len(padding) else theirs[:rows]
 
     return Transform(lambda ours: ours[:rows], pad)
 
@@ -105,6 +105,7 @@ class WeightNames:
     # Name of a second copy of a weight in the other format -> name of that weight in the other format.
     copies: Mapping[str, str] = field(default_factory=dict)
     pads_vocabulary: bool = True  # whether their vocabulary is padded like ours
+    ignores_padding: bool = False  # whether their vocabulary may have any number of further rows, which are not read
     qkv_by_head: bool = True  # whether query, key and value are ordered by head, as ours are
     transposes: bool = False  # whether the matrices of layers are stored as [in, out]
     extra_positions: int = 0  # rows of the position table that belong to no position
@@ -161,6 +162,14 @@ class WeightNames:
             for number in range(layers if stack else 1)
             for ours, theirs in group
         }
+
+    def expected_shapes(self, weights: Mapping[str, Weight], found: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
+        """Return the shapes of their tensors; the rows that pad the vocabulary are those of the tensors that exist."""
+        shapes = {name: shape for weight in weights.values() for name, shape in weight.their_shapes().items()}
+        padded = {name for weight in weights.values() if weight.padded for name in weight.theirs}
+        for name in padded & found.keys() if self.ignores_padding else ():
+            shapes[name] = (*(max(shapes[name][0], size) for size in found[name][:1]), *shapes[name][1:])
+        return shapes
 
     def _exists(self, ours: str, config: Mapping[str, Any]) -> bool:
         key, value = self.only_if.get(ours, ("", True))

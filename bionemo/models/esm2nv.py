@@ -10,6 +10,7 @@ from bionemo.formats.nemo_models import NemoModel
 from bionemo.formats.weight_names import WeightNames
 from bionemo.models import nemo_names
 from bionemo.models.encoder import MaskedLanguageModel, token_dropout
+from bionemo.models.esm2_transformer_engine import RECIPES_NAMES, RECIPES_TYPE, update_recipes_settings
 from bionemo.models.hugging_face_esm import EMBEDDINGS, POOLER, REQUIRED, esm_architecture
 from bionemo.tokenizers import Vocabulary
 from bionemo.tokenizers.alphabet import esm2nv
@@ -39,8 +40,9 @@ class ESM2nv(MaskedLanguageModel):
         required=REQUIRED | {"rope_theta": 10000.0, "emb_layer_norm_before": False},
         flags={"embedding_token_dropout": "token_dropout"},
         # published files still contain a position table, which transformers do not use
-        ignored=(r"embeddings\.position_(ids|embeddings\.weight)", POOLER),
+        ignored=(r"embeddings\.position_(ids|embeddings\.weight)", POOLER, r".*\._extra_state"),
         inverse_frequencies="esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq",
+        other_types=(RECIPES_TYPE,), other_names=[RECIPES_NAMES], update_settings=update_recipes_settings,
     )  # fmt: skip
     config: ESM2nvConfig
 

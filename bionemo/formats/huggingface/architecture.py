@@ -2,7 +2,7 @@
 """Description of a transformers architecture, and the translation between its config.json and our configuration."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ class Architecture(ModelFormat):
     title: str  # name for messages
     model_type: str  # in config.json, as class_name
     class_name: str
+    other_types: Collection[str] = ()  # `model_type` of other forms, which are read only
     names: WeightNames
     prefix: str  # prefix of weight names; files of the model without a head omit it
     required: Settings  # keys of config.json that may only have one value, which is also their default
@@ -45,8 +46,8 @@ class Architecture(ModelFormat):
     # Weights that our models lack: name -> dimensions, numbers or keys of our configuration. They are written and must
     # be 0.
     zeros: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
-    other_names: Sequence[WeightNames] = ()  # of older files, which are read only
-    # Returns config.json with the keys of the newest form, given one of any form.
+    other_names: Sequence[WeightNames] = ()  # of other forms, which are read only
+    # Returns config.json with the keys of the form that is written, given one of any form.
     update_settings: Callable[[Settings], Settings] = dict
     contact_head: str = ""  # name of the contact regression, which the class in transformers has
 
@@ -56,7 +57,6 @@ class Architecture(ModelFormat):
         Raises:
             UserError: if a value is not supported; names its key.
         """
-        settings = self.update_settings(settings)
         for key, value in self.required.items():
             found = settings.get(key, value)
             unset = found is None and value is False

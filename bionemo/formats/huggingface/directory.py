@@ -79,8 +79,9 @@ class HuggingFaceModel:
         self.path = path
         self.contact_head: ContactHead | None = None
         try:
-            settings, opened = open_model(path)
-            self.architecture = find_readable(settings)
+            found, opened = open_model(path)
+            self.architecture = find_readable(found)
+            settings = self.architecture.update_settings(found)
             self.config, self.vocab_size = self.architecture.to_config(settings)
             self.config |= self.architecture.read_tokenizer(path)
             tensors = list(opened)
@@ -166,7 +167,8 @@ class HuggingFaceModel:
             notes.append("only its embeddings can be used, because it has no language-model head")
         if notes:
             log.warning("%s: %s", self.path, "; ".join(notes))
-        check_shapes(self._expected(), {name: tensor.shape() for name, tensor in stored.items()})
+        shapes = {name: tensor.shape() for name, tensor in stored.items()}
+        check_shapes(names.expected_shapes(self._weights, shapes), shapes)
         for name, tensor in stored.items():
             if tensor.dtype() not in ("F32", "F16", "BF16"):
                 raise UserError(f"{name} is of type {tensor.dtype()}; supported are F32, F16 and BF16")
@@ -183,7 +185,7 @@ class HuggingFaceModel:
         return stored
 
     def _expected(self) -> dict[str, Shape]:
-        return {name: shape for weight in self._weights.values() for name, shape in weight.their_shapes().items()}
+        return self._names.expected_shapes(self._weights, {})
 
     def _read_frequencies(self, stored: list[Tensor]) -> None:
         """Keep rotary frequencies that differ from the exact ones: transformers use the stored ones.
@@ -288,7 +290,9 @@ def find_readable(settings: Mapping[str, Any]) -> Architecture:
         raise UserError("its weights are quantized: save the model without quantization_config, in bf16 or fp32")
     model_type = settings.get("model_type")
     positions = settings.get("position_embedding_type", "absolute")  # the default of transformers
-    found: list[Architecture] = [each for each in known_formats("hugging_face") if each.model_type == model_type]
+    found: list[Architecture] = [
+        each for each in known_formats("hugging_face") if model_type in (each.model_type, *each.other_types)
+    ]
     if not found:
         code = "Python code that comes with a model (auto_map) is never run, and " if settings.get("auto_map") else ""
         raise _unsupported(f"{code}the model_type", "model_type", model_type, settings.get("architectures"))

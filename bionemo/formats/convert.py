@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of trained models between checkpoints, `.nemo` archives and Hugging Face directories."""
+"""Conversion of trained models between checkpoints, `.nemo` archives and Hugging Face directories, and from NeMo 2."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +14,7 @@ from bionemo.formats.detect import (
     FAIR_ESM,
     HUGGING_FACE,
     NEMO,
+    NEMO2,
     detect_format,
     find_model,
     locate_model,
@@ -22,6 +23,7 @@ from bionemo.formats.detect import (
 from bionemo.formats.hub import base_model
 from bionemo.formats.huggingface import directory as huggingface
 from bionemo.formats.huggingface.contacts import ContactHead, check_contact_head
+from bionemo.formats.nemo2 import Nemo2Directory
 from bionemo.formats.nemo_models import get_nemo_model
 
 
@@ -74,7 +76,7 @@ def convert(source: str | Path, target: Path, to: str | None = None) -> None:
 
 
 def export_nemo(source: Path, target: Path) -> None:
-    """Write the weights of a checkpoint or a Hugging Face directory as a `.nemo` archive, which may have any name.
+    """Write the weights of a model of another format as a `.nemo` archive, which may have any name.
 
     Raises:
         UserError: if the source is damaged or lacks its configuration, its model has no `.nemo` format, or the disk is
@@ -87,7 +89,7 @@ def export_nemo(source: Path, target: Path) -> None:
 
 
 def open_model(path: Path) -> Model:
-    """Open a checkpoint, a `.nemo` archive, a Hugging Face directory or a `.pt` file of fair-esm.
+    """Open the model at a path, in one of the formats of `detect_format`.
 
     Raises:
         UserError: if it does not exist, cannot be read, or lacks the configuration of its model.
@@ -104,6 +106,9 @@ def open_model(path: Path) -> Model:
         hf = huggingface.HuggingFaceModel(path, *([fair_esm.read] if file_format == FAIR_ESM else []))
         history = model_card.describe_training({"base_model": base_model(path)}, {})
         return Model(hf.config, hf.vocab_size, hf, history, hf.contact_head)
+    if file_format == NEMO2:
+        nemo2 = Nemo2Directory(path)
+        return Model(nemo2.config, nemo2.vocab_size, nemo2)
     check(path)
     saved = Checkpoint(path)
     if not saved.config.get("_target_"):
@@ -134,7 +139,7 @@ def open_config(path: str | Path) -> Mapping[str, Any]:
 
 
 def describe(path: str | Path, every_tensor: bool = False) -> str:
-    """Return a text that describes a checkpoint, a `.nemo` archive or a Hugging Face directory.
+    """Return a text that describes a model of any format.
 
     Raises:
         UserError: if it cannot be read.
@@ -146,7 +151,7 @@ def describe(path: str | Path, every_tensor: bool = False) -> str:
     model = open_model(path)
     shapes = model.weights.shapes(WEIGHTS)
     lines = {
-        {NEMO: "archive", HUGGING_FACE: "Hugging Face", FAIR_ESM: "fair-esm"}[file_format]: str(path),
+        {NEMO: "archive", NEMO2: "NeMo 2", HUGGING_FACE: "Hugging Face", FAIR_ESM: "fair-esm"}[file_format]: str(path),
         "model": str(model.config["_target_"]),
         "parameters": tools.format_parameter_count(shapes),
         "vocabulary": f"{model.vocab_size:,} tokens",

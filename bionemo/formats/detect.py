@@ -20,8 +20,9 @@ from bionemo.common.regular import open_regular
 from bionemo.config.model_argument import BEST, hub_id
 
 log = logging.getLogger(__name__)
-CHECKPOINT, NEMO, HUGGING_FACE, FAIR_ESM = "checkpoint", "nemo", "hf", "fair-esm"
+CHECKPOINT, NEMO, NEMO2, HUGGING_FACE, FAIR_ESM = "checkpoint", "nemo", "nemo2", "hf", "fair-esm"
 CONFIG, ADAPTERS = "config.json", "adapter_config.json"
+CONTEXT = "context/io.json"  # in directories of NeMo 2
 _UNKNOWN = (
     "not a checkpoint, a .nemo archive, a Hugging Face directory or a .pt file of fair-esm: give the path of a model"
 )
@@ -33,7 +34,7 @@ _NEMO_PARTS = {"model_config.yaml", "model_weights.ckpt"}
 
 
 def detect_format(path: Path) -> str:
-    """Return the format of a trained model: CHECKPOINT, NEMO, HUGGING_FACE or FAIR_ESM.
+    """Return the format of a trained model: CHECKPOINT, NEMO, NEMO2, HUGGING_FACE or FAIR_ESM.
 
     Raises:
         UserError: if there is nothing at the path, or something else; says what it is and what to do.
@@ -53,6 +54,8 @@ def detect_format(path: Path) -> str:
             raise UserError(f"{path} {_describe_adapters(path, names)}")
         if CONFIG in names:
             return HUGGING_FACE
+        if {"context", "weights"} <= names or (path / "weights" / ".metadata").exists():
+            return NEMO2
         raise UserError(f"{path} {_describe_directory(path, names)}")
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
@@ -86,8 +89,8 @@ def locate_path(path: Path) -> Path:
     """Return the model that a path names.
 
     The directory of a run, RUN, or that of its checkpoints is the newest complete checkpoint; RUN:best is the one with
-    the best monitored metric, among the validations of the same data as the last one. Other paths are returned
-    unchanged, with `~` expanded.
+    the best monitored metric, among the validations of the same data as the last one. The weights in a directory of
+    NeMo 2 are this directory. Other paths are returned unchanged, with `~` expanded.
 
     Raises:
         UserError: if there is no best checkpoint.
@@ -105,6 +108,8 @@ def _find_path(path: Path) -> tuple[Path, str]:
     if not wants_best and (path.suffix == ".nemo" or is_checkpoint(path) or (path / CONFIG).exists()):
         return path, ""
     require_model(run)
+    if path.name == "weights" and (path.parent / CONTEXT).is_file():
+        return path.parent, ""
     checkpoints = list_complete(run if run.name == "checkpoints" else run / "checkpoints")
     if wants_best:
         found, why = _find_best(run, checkpoints)
@@ -159,10 +164,10 @@ def _describe_adapters(path: Path, names: Iterable[str]) -> str:
 
 
 def _describe_directory(path: Path, names: set[str]) -> str:
-    if {"context", "weights"} <= names or any(name.endswith(".distcp") for name in names):
+    if any(name.endswith(".distcp") for name in names):
         return (
-            "is a distributed checkpoint of Megatron, as NeMo 2 and BioNeMo 2 write it: export it there to Hugging "
-            "Face (nemo.lightning.io.export_ckpt with target 'hf') and give the new directory"
+            "holds the weights of a distributed checkpoint without their architecture: give the directory that "
+            f"contains {CONTEXT} and weights/, as NeMo 2 and BioNeMo 2 write it"
         )
     if names >= _NEMO_PARTS or ("model_config.yaml" in names and any("_rank_" in name for name in names)):
         return f"is an unpacked .nemo archive: pack it with tar -cf NAME.nemo -C {path} ."
@@ -176,10 +181,10 @@ def _describe_directory(path: Path, names: set[str]) -> str:
         )
     if "checkpoints" in names or ".bionemo-run.json" in names:
         return "is the directory of a run that has no complete checkpoint: give another model, or resume the run"
-    patterns = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}", "*.nemo", "*/*.nemo")
+    patterns = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}", f"*/{CONTEXT}", "*.nemo", "*/*.nemo")
     if models := [each for pattern in patterns for each in path.glob(pattern) if each.parent.name != "blobs"]:
         newest = max(models, key=lambda each: each.stat().st_mtime)
-        model = newest if newest.suffix == ".nemo" else newest.parent
+        model = newest if newest.suffix == ".nemo" else newest.parents[1 if newest.match(CONTEXT) else 0]
         return f"is not a model: give the path of one in it, such as {model}"
     for name in filter(str.isprintable, sorted(names)[:_MAX_FILES]):
         if (path / name).is_file() and (text := _describe_file(path / name)):

@@ -96,13 +96,22 @@ def load_settings(file: IO[bytes]) -> dict[str, Any]:
     return settings
 
 
+def load_saved(file: IO[bytes]) -> Any:
+    """Read what torch.save wrote: tensors and plain values.
+
+    Raises:
+        UserError: if it contains anything else, or is damaged.
+    """
+    return _load(file, file)
+
+
 def load_tensors(file: IO[bytes]) -> dict[str, Tensor]:
     """Read a state dict that torch.save wrote, at top level or under "state_dict"; entries that are None are ignored.
 
     Raises:
         UserError: if it contains anything but tensors, or is damaged.
     """
-    state = _load(file, file)
+    state = load_saved(file)
     return check_tensors(state.get("state_dict", state) if isinstance(state, dict) else state)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bionemo.checkpoint.source import WEIGHTS, read_block
 from bionemo.common.errors import UserError
 from bionemo.formats.shape_check import MAX_LAYERS, Shape, get_size
 
@@ -176,13 +177,33 @@ class WeightNames:
         return (config.get(key) is not False) == value
 
 
+class StoredWeights:
+    """Base class of a TensorSource of the weights in another format, which are read on demand."""
+
+    _weights: Mapping[str, Weight]  # by our names
+    _stored: Mapping[str, Any]  # by their names; the method `read` returns the values
+
+    def shapes(self, group: str = "") -> dict[str, Shape]:
+        """See TensorSource."""
+        prefix = "" if group else f"{WEIGHTS}/"
+        return {prefix + name: weight.shape for name, weight in self._weights.items()}
+
+    def read(self, name: str, offset: Shape | None = None, shape: Shape | None = None) -> Tensor:
+        """See TensorSource."""
+        weight = self._weights[name.removeprefix(f"{WEIGHTS}/")]
+        return read_block(weight.to_ours(lambda theirs: self._stored[theirs].read()), offset, shape)
+
+
 def module_names(modules: Mapping[str, str], ours: str = "", theirs: str = "") -> dict[str, str]:
     """Return the names of the weight and the bias of each module, with a prefix of our names and one of theirs.
 
-    `modules` maps our module to theirs, or several of theirs separated by spaces.
+    `modules` maps our module to theirs, or several of theirs separated by spaces. One that ends in `_` is followed
+    directly by `weight` or `bias`.
     """
     return {
-        f"{ours}{module}.{kind}": " ".join(f"{theirs}{name}.{kind}" for name in names.split())
+        f"{ours}{module}.{kind}": " ".join(
+            f"{theirs}{name}{'' if name.endswith('_') else '.'}{kind}" for name in names.split()
+        )
         for module, names in modules.items()
         for kind in ("weight", "bias")
     }

@@ -10,7 +10,7 @@ from bionemo.formats.nemo_models import NemoModel
 from bionemo.formats.weight_names import WeightNames
 from bionemo.models import nemo_names
 from bionemo.models.encoder import MaskedLanguageModel, token_dropout
-from bionemo.models.esm2_transformer_engine import RECIPES_NAMES, RECIPES_TYPE, update_recipes_settings
+from bionemo.models.esm2_transformer_engine import BIONEMO2, RECIPES_NAMES, RECIPES_TYPE, update_recipes_settings
 from bionemo.models.hugging_face_esm import EMBEDDINGS, POOLER, REQUIRED, esm_architecture
 from bionemo.tokenizers import Vocabulary
 from bionemo.tokenizers.alphabet import esm2nv
@@ -35,6 +35,7 @@ class ESM2nv(MaskedLanguageModel):
             },
         },
     )  # fmt: skip
+    nemo2 = BIONEMO2
     hugging_face = esm_architecture(
         "ESM-2", "rotary", EMBEDDINGS,
         required=REQUIRED | {"rope_theta": 10000.0, "emb_layer_norm_before": False},

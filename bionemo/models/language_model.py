@@ -19,6 +19,7 @@ from bionemo.config.targets import import_target
 from bionemo.data.batch import PackedBatch
 from bionemo.data.dataset import DatasetFactory
 from bionemo.formats.huggingface.architecture import Architecture
+from bionemo.formats.nemo2 import Nemo2Model
 from bionemo.formats.nemo_models import NemoModel
 from bionemo.megatron import groups
 from bionemo.megatron.attention import PackedSequences, rotary_cos_sin
@@ -52,6 +53,7 @@ class LanguageModel(Trainable):
     card_tag: ClassVar[str] = ""  # tag of model cards, such as `protein`
     # descriptions of the class in these formats; not inherited, because a subclass may compute another function
     nemo: ClassVar[NemoModel | None] = None
+    nemo2: ClassVar[Nemo2Model | None] = None
     hugging_face: ClassVar[Architecture | None] = None
 
     def __init__(self, config: ModelConfig, vocabulary: Vocabulary) -> None:

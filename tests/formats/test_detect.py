@@ -39,9 +39,9 @@ def unpacked_nemo(path: Path) -> None:
 
 
 def distributed(path: Path) -> None:
-    (path / "context").mkdir(parents=True)
-    (path / "weights").mkdir()
-    (path / "weights" / "__0_0.distcp").write_bytes(b"x")
+    path.mkdir()
+    for name in (".metadata", "__0_0.distcp"):
+        (path / name).write_bytes(b"x")
 
 
 KINDS: dict[str, tuple[str, Callable[[Path], object], str]] = {
@@ -70,8 +70,9 @@ KINDS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "fifo": ("x", os.mkfifo, "cannot be read: it is not a regular file"),
     "nothing": ("x", lambda path: None, ": there is no such checkpoint, .nemo archive, Hugging Face directory or"),
     "empty": ("x", Path.mkdir, "is not a checkpoint, a .nemo archive, a Hugging Face directory or a .pt file of"),
-    "bionemo 2": (
-        "x", distributed, "is a distributed checkpoint of Megatron, as NeMo 2 and BioNeMo 2 write it: export it there"
+    "weights of bionemo 2": (
+        "weights", distributed, "holds the weights of a distributed checkpoint without their architecture: give the "
+        "directory that contains context/io.json and weights/, as NeMo 2 and BioNeMo 2 write it",
     ),
     "unpacked": ("x", unpacked_nemo, "is an unpacked .nemo archive: pack it with tar -cf NAME.nemo -C"),
     "unpacked with suffix": ("x.nemo", unpacked_nemo, "is an unpacked .nemo archive: pack it with tar -cf NAME.nemo"),

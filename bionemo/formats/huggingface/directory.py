@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bionemo.checkpoint import WEIGHTS as WEIGHTS_GROUP
 from bionemo.checkpoint import Piece, TensorSource
 from bionemo.checkpoint.directory import delete, publish, unfinished
-from bionemo.checkpoint.source import read_block
 from bionemo.checkpoint.tensors import write as write_tensors
 from bionemo.checkpoint.tensors import write_text
 from bionemo.common.errors import UserError
@@ -33,12 +33,11 @@ from bionemo.formats.huggingface.contacts import ContactHead, contact_shapes, to
 from bionemo.formats.huggingface.files import WEIGHTS, LoadedTensor, StoredTensor, open_tensors, read_json
 from bionemo.formats.model_formats import format_of, known_formats
 from bionemo.formats.shape_check import MAX_LAYERS, Shape, check_shapes, format_names, get_size
-from bionemo.formats.weight_names import FREQUENCIES, WeightNames, rotary_frequencies
+from bionemo.formats.weight_names import FREQUENCIES, StoredWeights, WeightNames, rotary_frequencies
 
 log = logging.getLogger(__name__)
 CARD = "README.md"
 _WRITTEN = r"README\.md|(config|tokenizer_config|vocab)\.json|(vocab|merges)\.txt|model\.safetensors"
-_GROUP = "weights/"
 _FREQUENCIES = "rotary_embeddings.inv_freq"  # end of the names of rotary frequencies
 _ROUNDING = 1e-6  # relative difference of frequencies that were computed in fp32
 # content of config.json, and the names and tensors of all weights
@@ -55,7 +54,7 @@ def _open(path: Path) -> Opened:
     return read_json(path / CONFIG), open_tensors(path)
 
 
-class HuggingFaceModel:
+class HuggingFaceModel(StoredWeights):
     """A TensorSource that reads a directory; names, shapes and types are checked first, tensors are read on demand.
 
     Args:
@@ -92,16 +91,6 @@ class HuggingFaceModel:
             raise UserError(f"{path} cannot be opened: {error}") from error
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-
-    def shapes(self, group: str = "") -> dict[str, Shape]:
-        """See TensorSource."""
-        prefix = "" if group else _GROUP
-        return {prefix + name: weight.shape for name, weight in self._weights.items()}
-
-    def read(self, name: str, offset: Shape | None = None, shape: Shape | None = None) -> Tensor:
-        """See TensorSource."""
-        weight = self._weights[name.removeprefix(_GROUP)]
-        return read_block(weight.to_ours(lambda theirs: self._stored[theirs].read()), offset, shape)
 
     def _find_names(self, found: set[str]) -> WeightNames:
         """Return the names, of the present or an older form, that most of the tensors have."""
@@ -223,11 +212,11 @@ def write(
             raise _unsupported("the class", "our_class", config.get("_target_"))
         weights = architecture.names.weights(config, vocab_size)
         settings = architecture.to_settings(config, vocab_size)
-        check_shapes({name: weight.shape for name, weight in weights.items()}, source.shapes("weights"))
+        check_shapes({name: weight.shape for name, weight in weights.items()}, source.shapes(WEIGHTS_GROUP))
         tensors = {
             name: tensor
             for ours, weight in weights.items()
-            for name, tensor in weight.to_theirs(source.read(_GROUP + ours)).items()
+            for name, tensor in weight.to_theirs(source.read(f"{WEIGHTS_GROUP}/{ours}")).items()
         }
         types = {tensor.dtype for tensor in tensors.values()}
         dtype = types.pop() if len(types) == 1 else None

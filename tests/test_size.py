@@ -18,7 +18,7 @@ LIMITS = {
     "evaluation": 1_821,
     "experiment": 510,
     "finetuning": 1_425,
-    "formats": 1_559,
+    "formats": 1_560,
     "inference": 1_425,
     "launch": 868,
     "megatron": 1_955,

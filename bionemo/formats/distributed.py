@@ -117,8 +117,7 @@ class StoredTensor(NamedTuple):
         """
         found = 0
         for piece in self.pieces:
-            ends = zip(piece.offset, piece.shape, self.shape, strict=True)
-            found += math.prod(piece.shape) * all(start + size <= whole for start, size, whole in ends)
+            found += math.prod(piece.shape)
             length = piece.path.stat().st_size if piece.path.is_file() else -1
             if length < piece.start + piece.length:
                 problem = f"{piece.path.name} is {'missing' if length < 0 else 'truncated'}"
@@ -143,16 +142,20 @@ def open_tensors(directory: Path) -> dict[str, StoredTensor]:
             (key.state["fqn"], key.state.get("offset")): place.state for key, place in metadata["storage_data"].items()
         }
 
-        def to_piece(name: str, chunk: dict[str, Any]) -> _Piece:
+        def to_piece(name: str, whole: Shape, chunk: dict[str, Any]) -> _Piece:
             place = places[name, chunk["offsets"]]
             path = directory / Path(place["relative_path"]).name  # never a file in another directory
-            sizes = (tuple(map(index, chunk[key])) for key in ("offsets", "sizes"))
-            return _Piece(path, index(place["offset"]), index(place["length"]), *sizes)
+            offset, shape = (tuple(map(index, chunk[key])) for key in ("offsets", "sizes"))
+            if any(
+                not 0 <= start <= start + size <= end for start, size, end in zip(offset, shape, whole, strict=True)
+            ):
+                raise ValueError(f"a piece of {name} is outside of it")
+            return _Piece(path, index(place["offset"]), index(place["length"]), offset, shape)
 
         return {
             name: StoredTensor(
-                entry.state["properties"].state[0], tuple(map(index, entry.state["size"])),
-                [to_piece(name, chunk.state) for chunk in entry.state["chunks"]],
+                entry.state["properties"].state[0], entry.state["size"],
+                [to_piece(name, entry.state["size"], chunk.state) for chunk in entry.state["chunks"]],
             )
             for name, entry in metadata["state_dict_metadata"].items()
             if "chunks" in entry.state

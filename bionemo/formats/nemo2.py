@@ -18,11 +18,11 @@ from bionemo.formats.detect import CONTEXT
 from bionemo.formats.distributed import StoredTensor, open_tensors
 from bionemo.formats.huggingface.files import read_json
 from bionemo.formats.model_formats import SettingsFormat, known_formats
-from bionemo.formats.shape_check import check_shapes
+from bionemo.formats.shape_check import MAX_LAYERS, check_shapes
 from bionemo.formats.weight_names import StoredWeights, WeightNames
 
 _CONFIG = "<root>.model.config"  # path of the configuration among the objects
-_NOT_WEIGHTS = re.compile(r"optimizer\.|.*\._extra_state")  # of the optimizer and of Transformer Engine
+_PREFIX = "module."  # of the weights; names of the optimizer state begin otherwise
 _STACKED = re.compile(r"(.*\.layers\.)(?!\d+\.)(.+)")  # a tensor of all layers, with the layer as first dimension
 _EXPORT = "export it there to Hugging Face (nemo.lightning.io.export_ckpt with target 'hf') and give the new directory"
 
@@ -34,7 +34,7 @@ class Nemo2Model(SettingsFormat):
     file: ClassVar[str] = "io.json"
     config_class: str  # class path of its configuration; it is compared, never imported
     defaults: Mapping[str, Any]  # arguments of the class, which io.json contains only if they were given
-    names: WeightNames  # without the prefix "module."
+    names: WeightNames  # without the prefix
 
 
 class Nemo2Directory(StoredWeights):
@@ -66,11 +66,11 @@ class Nemo2Directory(StoredWeights):
         """Return the checked tensors, also those of stacked layers, under the names in `names`."""
         found: dict[str, StoredTensor] = {}
         for name, tensor in open_tensors(self.path / "weights").items():
-            bare = name.removeprefix("module.")
-            if _NOT_WEIGHTS.match(bare):
+            bare = name.removeprefix(_PREFIX)
+            if bare == name or "._extra_state" in name:  # of the optimizer, or of Transformer Engine
                 continue
             if tensor.shape and (stacked := _STACKED.fullmatch(bare)):
-                for number in range(tensor.shape[0]):
+                for number in range(min(tensor.shape[0], MAX_LAYERS)):
                     found[f"{stacked[1]}{number}.{stacked[2]}"] = tensor.select(number)
             else:
                 found[bare] = tensor
@@ -92,7 +92,7 @@ def _read_context(path: Path) -> tuple[Nemo2Model, dict[str, Any]]:
         config = next(each for each in objects.values() if _CONFIG in each.get("paths", ()))  # type: ignore[union-attr]
         items = (*objects[config["metadata"]["key"]]["items"], *config["items"])  # type: ignore[index]
         arguments = {key.split("'")[1]: _value(value) for key, value in items}
-        config_class = arguments["fn_or_cls"]
+        config_class = str(arguments["fn_or_cls"])
     except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
         raise UserError(f"its {CONTEXT} does not describe a model as NeMo 2 does: {_EXPORT}") from error
     models: dict[str, Nemo2Model] = {each.config_class: each for each in known_formats("nemo2")}

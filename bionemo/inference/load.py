@@ -31,8 +31,8 @@ _REPLACED: dict[str, Any] = {
     "resume_from_checkpoint": None, "restore_encoder_path": None, "dwnstr_task_validation.enabled": False,
     "data.dataset_path": None, "data.index_mapping_dir": None, "data.preprocessing": None,
 }  # fmt: skip
-# .nemo archives and Hugging Face directories have a configuration of their own, which `formats` translates to these
-# keys of ours. The others are the defaults of the model class.
+# Other formats have a configuration of their own, which `formats` translates to these keys of ours. The others are the
+# defaults of the model class.
 _CONVERTED = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "activation",
     "layernorm_epsilon", "make_vocab_size_divisible_by", "seq_length", "encoder_seq_length",
@@ -52,8 +52,8 @@ def load(
     """Load a trained model onto one device; it may have been trained with any parallel layout.
 
     Args:
-        path: a checkpoint, RUN (the newest checkpoint of a run), RUN:best, `.nemo` archive, Hugging Face directory,
-            `.pt` file of fair-esm, or hf://ORG/NAME or hf://ORG/NAME@REVISION of the Hugging Face hub.
+        path: a checkpoint, RUN (the newest checkpoint of a run), RUN:best, `.nemo` archive, directory of Hugging Face
+            or BioNeMo 2, `.pt` file of fair-esm, or hf://ORG/NAME or hf://ORG/NAME@REVISION of the Hugging Face hub.
         device: device such as `cpu` or `cuda:1`; None: the first GPU if there is one, else the CPU.
         precision: `32`, `bf16-mixed` or `16-mixed`, as in training.
         max_length: maximum number of tokens of a sequence, with begin and end tokens. It may exceed the length in

@@ -26,13 +26,23 @@ from bionemo.data.data_module import SequenceData
 from bionemo.finetuning.dataset import LabelledData, get_targets
 from bionemo.finetuning.heads import Head, head_factory
 from bionemo.finetuning.load_head import check_encoder, read_trained_head
-from bionemo.finetuning.model import FineTunedModel
-from bionemo.finetuning.results import Results, check_results, describe_data, run_fingerprint, write_results
+from bionemo.finetuning.model import FineTunedModel, lora_ranks
+from bionemo.finetuning.results import (
+    ADAPTER,
+    Results,
+    check_results,
+    describe_data,
+    print_line,
+    run_fingerprint,
+    write_results,
+)
 from bionemo.finetuning.task_data import class_name, read_splits
-from bionemo.formats.convert import open_model
+from bionemo.formats.convert import Model, open_model
 from bionemo.formats.hub import base_model
+from bionemo.formats.huggingface.adapter import MergedAdapter, write_adapter
 from bionemo.inference.fingerprint import model_fingerprint
 from bionemo.inference.load import open_saved_model, read_config, read_vocabulary
+from bionemo.megatron.lora import TARGET_MODULES
 from bionemo.megatron.precision import Precision
 from bionemo.megatron.sharded_state_dict import load_weights
 from bionemo.models.language_model import load_model_class, remove_missing_head
@@ -69,6 +79,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
     identity = model_fingerprint(weights, model.max_position_embeddings, vocabulary)
     fingerprint = run_fingerprint(cfg, identity, splits)
     check_results(directory, fingerprint)
+    initial, adapter, base = _initial_weights(cfg, path, saved, "decoder" if model_class.causal else "encoder")
 
     def set_up(trainer: pl.Trainer, precision: Precision, start: Path | None) -> TrainingSetup:
         micro_batches = divide_batch(model, run.trainer, trainer.world_size, on_gpu=False)
@@ -85,13 +96,31 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
         def build() -> FineTunedModel:
             encoder: Any = model_class(model, vocabulary)
             remove_missing_head(encoder, saved.weights)
-            return FineTunedModel(encoder, make_head, saved.weights, cfg.model, sample, head_weights)
+            return FineTunedModel(encoder, make_head, initial, cfg.model, sample, head_weights, adapter)
 
         module = TrainingModule(build, model, run.trainer, precision)
         module.base_model = base_model(path)
         return TrainingSetup(data, module)
 
-    train(run, set_up, [ReportCallback(cfg, directory, classes, fingerprint, describe_data(cfg, task))])
+    train(run, set_up, [ReportCallback(cfg, directory, classes, fingerprint, describe_data(cfg, task), base)])
+
+
+def _initial_weights(
+    cfg: DownstreamConfig, path: Path, saved: Model, stack: str
+) -> tuple[checkpoint.TensorSource, dict[str, Tensor], str]:
+    """Return the weights of the model, those of an adapter of peft that the training continues, and their base.
+
+    `stack` is the name of the transformer block that is trained. A note says which sizes are used if the configured
+    ones differ from those of the adapter.
+    """
+    if not (cfg.model.peft.enabled and isinstance(saved.weights, MergedAdapter)):
+        return saved.weights, {}, (not checkpoint.is_checkpoint(path) and base_model(path)) or str(path)
+    adapter = saved.weights.separate(rf"{stack}\.layers\.\d+\.({'|'.join(TARGET_MODULES.values())})")
+    tuning, layers = cfg.model.peft.lora_tuning, saved.config["num_layers"]
+    if (ranks := lora_ranks(tuning, adapter, layers)) != lora_ranks(tuning, {}, layers):
+        sizes = ", ".join(sorted({f"{name.split('.', 2)[2]} {rank}" for name, rank in ranks.items()}))
+        notify(f"model.peft.lora_tuning is not used: {path} is continued with its modules and ranks ({sizes})")
+    return saved.weights.base, adapter, saved.weights.settings["base_model_name_or_path"]
 
 
 def _load_head_weights(
@@ -159,15 +188,15 @@ def _run_config(cfg: DownstreamConfig, model: ModelConfig, sequences: int) -> Ru
 class ReportCallback(pl.Callback):
     """Records the metrics of validations; at the end, tests the best checkpoint and writes the results.
 
-    Every process predicts the whole test split, so nothing has to be gathered. `fingerprint` is that of the run, and
-    `data` its entry of the report, see `describe_data`.
+    Every process predicts the whole test split, so nothing has to be gathered. `fingerprint` is that of the run,
+    `data` its entry of the report, see `describe_data`, and `base` the model that adapters change.
     """
 
     def __init__(
         self, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...], fingerprint: str,
-        data: Mapping[str, Any],
+        data: Mapping[str, Any], base: str,
     ) -> None:  # fmt: skip
-        self.cfg, self.directory, self.classes, self.data = cfg, directory, classes, data
+        self.cfg, self.directory, self.classes, self.data, self.base = cfg, directory, classes, data, base
         self.fingerprint = fingerprint
         self.history: list[dict[str, float]] = []
 
@@ -220,6 +249,9 @@ class ReportCallback(pl.Callback):
         encoder_weights = checksum_weights(iterate_weights(open_model(path).weights))
         results = Results(path, encoder_weights, model.head, best, self.history, test, self.fingerprint, details)
         write_results(results, self.cfg, self.directory, self.classes)
+        is_own = path == checkpoints.find_best()  # else the pretrained model
+        if self.cfg.model.peft.enabled and is_own and write_adapter(self.directory / ADAPTER, path, self.base):
+            print_line(f"the adapter, in the format of peft, is in {self.directory / ADAPTER}")
 
     def _load_best(self, trainer: pl.Trainer, module: Any, checkpoints: CheckpointCallback) -> tuple[Path, int]:
         """Load the best checkpoint, if there is one; return its path, and its number in the history from 1."""

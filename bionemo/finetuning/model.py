@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bionemo.checkpoint import TensorSource
 from bionemo.checkpoint.merged_lora import DOWN, UP
-from bionemo.config.schema.downstream import DownstreamModelConfig
+from bionemo.config.schema.downstream import DownstreamModelConfig, LoraConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.finetuning import dataset, metrics
 from bionemo.finetuning.heads import Head
@@ -35,6 +35,7 @@ class FineTunedModel(Trainable):
         encoder: the language model, whose own head is not trained, and `weights` its weights.
         make_head: creates a prediction head with random weights, which `head_weights` replace.
         settings: the type of the task, and which parameters are trained besides the head.
+        adapter: initial values of adapters, by names in the encoder; others are initialized to add zero.
         sample: batches of the training split for the statistics of a new head.
     """
 
@@ -44,7 +45,7 @@ class FineTunedModel(Trainable):
     def __init__(
         self, encoder: LanguageModel, make_head: Callable[[], Head], weights: TensorSource,
         settings: DownstreamModelConfig, sample: Sequence[PackedBatch] = (),
-        head_weights: Mapping[str, Tensor] | None = None,
+        head_weights: Mapping[str, Tensor] | None = None, adapter: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.encoder, self.head = encoder, make_head()
@@ -59,7 +60,8 @@ class FineTunedModel(Trainable):
         self.transformer_config = encoder.transformer_config
         self.pre_process = self.post_process = True
         self.share_embeddings_and_output_weights = False
-        _set_trainable(encoder, settings)
+        self._adapter = adapter or {}
+        _set_trainable(encoder, settings, self._adapter)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -80,7 +82,9 @@ class FineTunedModel(Trainable):
         """Load the weights of the language model and of a trained head; initialize adapters or a new head."""
         pretrained = {}
         for parameter, place in parameter_shards(self.encoder).items():
-            if place.name.endswith((DOWN, UP)):
+            if place.name in self._adapter:
+                parameter.data.copy_(place.slice_of(self._adapter[place.name], parameter))
+            elif place.name.endswith((DOWN, UP)):
                 key = zlib.crc32(f"{seed}/{place.name}".encode())
                 lora.initialize_lora(parameter, place, torch.Generator(parameter.device).manual_seed(key))
             else:
@@ -152,12 +156,20 @@ def _lengths(batch: PackedBatch, has_bos_eos: bool) -> NDArray[np.int64]:
     return np.array(batch.lengths, np.int64) - 2 * int(has_bos_eos)
 
 
-def _set_trainable(encoder: LanguageModel, settings: DownstreamModelConfig) -> None:
+def lora_ranks(settings: LoraConfig, adapter: Mapping[str, Tensor], layers: int) -> dict[str, int]:
+    """Return the rank of each adapted module of a block: that of initial values, else the configured one."""
+    downs = {name.partition(".")[2]: matrix for name, matrix in adapter.items() if name.endswith(DOWN)}
+    targets, rank = [lora.TARGET_MODULES[each] for each in settings.target_modules], settings.adapter_dim
+    names = [f"layers.{number}.{each}" for number in range(layers) for each in targets]
+    return {name.removesuffix(f".{DOWN}"): len(down) for name, down in downs.items()} or dict.fromkeys(names, rank)
+
+
+def _set_trainable(encoder: LanguageModel, settings: DownstreamModelConfig, adapter: Mapping[str, Tensor]) -> None:
     """Add adapters, and set which parameters are trained."""
     stack = encoder.blocks()[0]  # the encoder of an encoder-decoder
     encoder.requires_grad_(False)
     if settings.peft.enabled:
-        lora.add_lora(stack, settings.peft.lora_tuning.adapter_dim, settings.peft.lora_tuning.target_modules)
+        lora.add_lora(stack, lora_ranks(settings.peft.lora_tuning, adapter, len(stack.layers)))
         return
     frozen = settings.freeze_layers
     first = frozen if frozen >= 0 else len(stack.layers) + frozen

@@ -23,7 +23,7 @@ from bionemo.inference.fingerprint import digest
 from bionemo.megatron.finite import all_finite
 
 _MAX_LABELS = 20  # classes that are named in the plot
-HEAD, REPORT, PLOT = "head.safetensors", "report.json", "report.png"  # written in this order
+HEAD, REPORT, PLOT, ADAPTER = "head.safetensors", "report.json", "report.png", "adapter"  # written in this order
 _RUN = "run"  # key of the run's fingerprint in the metadata of the head and in the report
 # Settings of the model that cannot change the result, or whose content is part of the fingerprint.
 _IGNORED_SETTINGS = ("restore_encoder_path", "restore_head_path", "data")
@@ -74,13 +74,13 @@ def check_results(directory: Path, fingerprint: str) -> bool:
     Raises:
         UserError: if it holds results of another run, or other files with their names.
     """
-    found = [name for name in (HEAD, REPORT, PLOT) if (directory / name).exists()]
+    found = [name for name in (HEAD, REPORT, PLOT, ADAPTER) if (directory / name).exists()]
     if found and (found[0] != HEAD or read_trained_head(directory / HEAD).run != fingerprint):
         raise UserError(
             f"{directory / found[0]} belongs to another run and would be replaced: choose another "
             "exp_manager.exp_dir, or move it away"
         )
-    return len(found) == 3
+    return found[:3] == [HEAD, REPORT, PLOT]
 
 
 def write_results(

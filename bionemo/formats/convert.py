@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of trained models between checkpoints, `.nemo` archives and Hugging Face directories, and from NeMo 2."""
 
+import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bionemo.checkpoint import WEIGHTS, Checkpoint, MergedLoRA, TensorsInMemory, TensorSource, check, tools
 from bionemo.common.errors import UserError
+from bionemo.config.model_argument import hub_id
 from bionemo.config.saved_model import add_defaults
 from bionemo.formats import fair_esm, model_card, nemo_archive
 from bionemo.formats.detect import (
+    ADAPTER,
+    ADAPTERS,
     CHECKPOINT,
     FAIR_ESM,
     HUGGING_FACE,
@@ -21,10 +26,13 @@ from bionemo.formats.detect import (
     require_model,
 )
 from bionemo.formats.hub import base_model
+from bionemo.formats.huggingface import adapter
 from bionemo.formats.huggingface import directory as huggingface
 from bionemo.formats.huggingface.contacts import ContactHead, check_contact_head
 from bionemo.formats.nemo2 import Nemo2Directory
 from bionemo.formats.nemo_models import get_nemo_model
+
+log = logging.getLogger(__name__)
 
 
 class Model(NamedTuple):
@@ -58,11 +66,13 @@ def convert(source: str | Path, target: Path, to: str | None = None) -> None:
         raise UserError(f"{source} -> {target}: {reason[source_format]}")
     if target.exists() or target.is_symlink():
         raise UserError(f"{target} exists: name another target, or remove it")
-    if target_format == NEMO:
-        export_nemo(source, target)
-        return
     model = open_model(source)
     size = model.vocab_size
+    if isinstance(model.weights, MergedLoRA):
+        log.warning("%s: its prediction head is left out; head.safetensors of the run holds it", source)
+    if target_format == NEMO:
+        export_nemo(model, target)
+        return
     if target_format == HUGGING_FACE:
         if size is None:
             raise UserError(f"{source} does not contain the size of its vocabulary, which {target} needs")
@@ -75,24 +85,23 @@ def convert(source: str | Path, target: Path, to: str | None = None) -> None:
         tools.write_weights(target, state, tools.iterate_weights(model.weights))
 
 
-def export_nemo(source: Path, target: Path) -> None:
-    """Write the weights of a model of another format as a `.nemo` archive, which may have any name.
+def export_nemo(model: Model, target: Path) -> None:
+    """Write the weights of a model as a `.nemo` archive, which may have any name.
 
     Raises:
-        UserError: if the source is damaged or lacks its configuration, its model has no `.nemo` format, or the disk is
-            full.
+        UserError: if the model has no `.nemo` format, or the disk is full.
     """
-    model = open_model(source)
     config = get_nemo_model(model.config).with_vocab_size(model.config, model.vocab_size)
     text = model_card.render(target.name, model.config, model.vocab_size, model.weights, model.history)
     nemo_archive.write(target, config, dict(tools.iterate_weights(model.weights)), text)
 
 
 def open_model(path: Path) -> Model:
-    """Open the model at a path, in one of the formats of `detect_format`.
+    """Open the model at a path, in one of the formats of `detect_format`; an adapter of peft is merged with its base.
 
     Raises:
-        UserError: if it does not exist, cannot be read, or lacks the configuration of its model.
+        UserError: if it or its base does not exist, cannot be read, or lacks the configuration of its model, or the
+            adapter belongs to another base.
     """
     require_model(path)
     file_format = detect_format(path)
@@ -109,6 +118,8 @@ def open_model(path: Path) -> Model:
     if file_format == NEMO2:
         nemo2 = Nemo2Directory(path)
         return Model(nemo2.config, nemo2.vocab_size, nemo2)
+    if file_format == ADAPTER:
+        return _open_adapter(path)
     check(path)
     saved = Checkpoint(path)
     if not saved.config.get("_target_"):
@@ -138,6 +149,25 @@ def open_config(path: str | Path) -> Mapping[str, Any]:
     return open_model(path).config
 
 
+def _base(settings: Mapping[str, Any]) -> str:
+    """Return the MODEL that an adapter of peft changes."""
+    base, revision = settings["base_model_name_or_path"], settings.get("revision")
+    return f"{base}@{revision}" if revision and hub_id(base) else str(base)
+
+
+def _open_adapter(path: Path) -> Model:
+    try:
+        settings = adapter.read_settings(path)
+        base_path = locate_model(_base(settings))
+        if detect_format(base_path) == ADAPTER:
+            raise UserError(f"its base {base_path} is an adapter: merge it first (bionemo checkpoint convert)")
+        base = open_model(base_path)
+        merged = adapter.MergedAdapter(path, settings, base.weights, base.config, base.vocab_size)
+    except (OSError, UserError, re.error) as error:
+        raise UserError(f"{path} cannot be opened with the base that its {ADAPTERS} names: {error}") from error
+    return base._replace(weights=merged, history={})
+
+
 def describe(path: str | Path, every_tensor: bool = False) -> str:
     """Return a text that describes a model of any format.
 
@@ -151,7 +181,13 @@ def describe(path: str | Path, every_tensor: bool = False) -> str:
     model = open_model(path)
     shapes = model.weights.shapes(WEIGHTS)
     lines = {
-        {NEMO: "archive", NEMO2: "NeMo 2", HUGGING_FACE: "Hugging Face", FAIR_ESM: "fair-esm"}[file_format]: str(path),
+        {
+            NEMO: "archive",
+            NEMO2: "NeMo 2",
+            HUGGING_FACE: "Hugging Face",
+            FAIR_ESM: "fair-esm",
+            ADAPTER: "adapter",
+        }[file_format]: str(path),
         "model": str(model.config["_target_"]),
         "parameters": tools.format_parameter_count(shapes),
         "vocabulary": f"{model.vocab_size:,} tokens",

@@ -5,12 +5,10 @@ Other formats are recognized by their content too, and nothing is unpickled, so 
 what to do.
 """
 
-import json
 import logging
 import math
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from bionemo.checkpoint import is_checkpoint, list_complete
@@ -21,7 +19,8 @@ from bionemo.config.model_argument import BEST, hub_id
 
 log = logging.getLogger(__name__)
 CHECKPOINT, NEMO, NEMO2, HUGGING_FACE, FAIR_ESM = "checkpoint", "nemo", "nemo2", "hf", "fair-esm"
-CONFIG, ADAPTERS = "config.json", "adapter_config.json"
+ADAPTER = "adapter"
+CONFIG, ADAPTERS, ADAPTER_WEIGHTS = "config.json", "adapter_config.json", "adapter_model.safetensors"
 CONTEXT = "context/io.json"  # in directories of NeMo 2
 _UNKNOWN = (
     "not a checkpoint, a .nemo archive, a Hugging Face directory or a .pt file of fair-esm: give the path of a model"
@@ -34,7 +33,7 @@ _NEMO_PARTS = {"model_config.yaml", "model_weights.ckpt"}
 
 
 def detect_format(path: Path) -> str:
-    """Return the format of a trained model: CHECKPOINT, NEMO, NEMO2, HUGGING_FACE or FAIR_ESM.
+    """Return the format of a trained model: CHECKPOINT, NEMO, NEMO2, HUGGING_FACE, FAIR_ESM, or ADAPTER of a model.
 
     Raises:
         UserError: if there is nothing at the path, or something else; says what it is and what to do.
@@ -51,7 +50,13 @@ def detect_format(path: Path) -> str:
         if len(names & _CHECKPOINT_PARTS) > 1:  # even a damaged one
             return CHECKPOINT
         if ADAPTERS in names:
-            raise UserError(f"{path} {_describe_adapters(path, names)}")
+            if CONFIG in names and any(name.startswith(("model", "pytorch_model")) for name in names):
+                raise UserError(
+                    f"{path} holds an adapter of peft ({ADAPTERS}) beside its model, not applied here: {_MERGE}"
+                )
+            if ADAPTER_WEIGHTS not in names:
+                raise UserError(f"{path} has {ADAPTERS} without {ADAPTER_WEIGHTS}: save it again with a newer peft")
+            return ADAPTER
         if CONFIG in names:
             return HUGGING_FACE
         if {"context", "weights"} <= names or (path / "weights" / ".metadata").exists():
@@ -153,16 +158,6 @@ def require_model(path: Path) -> None:
         )
 
 
-def _describe_adapters(path: Path, names: Iterable[str]) -> str:
-    if CONFIG in names:
-        return f"holds adapters of peft ({ADAPTERS}) beside its model, which are not applied here: {_MERGE}"
-    base = None
-    with suppress(OSError, ValueError, AttributeError), open_regular(path / ADAPTERS) as file:
-        base = json.loads(file.read(1 << 20)).get("base_model_name_or_path")
-    of_model = f" of {base[:100]!r}" if isinstance(base, str) else ""
-    return f"holds adapters of peft ({ADAPTERS}){of_model} without the model: {_MERGE}"
-
-
 def _describe_directory(path: Path, names: set[str]) -> str:
     if any(name.endswith(".distcp") for name in names):
         return (
@@ -216,7 +211,7 @@ def _is_pickle(path: Path) -> bool:
 
 def _describe_safetensors(path: Path) -> str:
     if path.name.startswith("adapter"):
-        return f"a file of adapters, as peft writes it: {_MERGE}"
+        return f"a file of an adapter of peft: give its directory, which has {ADAPTERS}, too"
     if is_checkpoint(path.parent) or (path.parent / CONFIG).is_file():
         return f"one file of a model: give its directory, {path.parent}"
     if path.name == "head.safetensors":

@@ -6,7 +6,7 @@ R rank of the adapter.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -66,19 +66,17 @@ class LoraAdapter(nn.Module):
         return nn.functional.linear(hidden_TBR, self.up)
 
 
-def add_lora(block: PackedTransformerBlock, rank: int, targets: Collection[str]) -> None:
-    """Add adapters to linear modules of every layer.
+def add_lora(block: PackedTransformerBlock, ranks: Mapping[str, int]) -> None:
+    """Add adapters to linear modules.
 
     Args:
         block: transformer block.
-        rank: R.
-        targets: keys of TARGET_MODULES.
+        ranks: R of each adapted module, by names such as `layers.0.mlp.linear_fc1`.
     """
-    for layer in block.layers:
-        for target in targets:
-            module = layer.get_submodule(TARGET_MODULES[target])
-            module.add_module("adapter", LoraAdapter(module, rank, block.config.sequence_parallel))
-            module.register_forward_hook(_add_adapter_output)
+    for name, rank in ranks.items():
+        module = block.get_submodule(name)
+        module.add_module("adapter", LoraAdapter(module, rank, block.config.sequence_parallel))
+        module.register_forward_hook(_add_adapter_output)
 
 
 def _add_adapter_output(module: Any, inputs: tuple[Tensor], output: tuple[Tensor, None]) -> tuple[Tensor, None]:

@@ -29,7 +29,7 @@ from bionemo.common.lock import RunLock
 from bionemo.config.check import METRIC_FIELD
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.config.schema.ranges import duration_in_seconds
-from bionemo.formats.convert import export_nemo
+from bionemo.formats.convert import export_nemo, open_model
 from bionemo.formats.nemo_models import find_nemo_model
 from bionemo.formats.shape_check import check_shapes
 from bionemo.models.language_model import MissingHead
@@ -310,7 +310,7 @@ class CheckpointCallback(pl.Callback):
             )
             self._archive = None
         else:
-            export_nemo(path, _own_archive(self._archive, self.run_id))
+            export_nemo(open_model(path), _own_archive(self._archive, self.run_id))
 
     def find_best(self) -> Path | None:
         """Return the checkpoint with the best monitored metric, if any checkpoint has one."""

@@ -56,7 +56,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     ),
     "adapters": (
         "adapter_model.safetensors", lambda path: save_file({"a": torch.ones(1)}, path),
-        "is a file of adapters, as peft writes it: merge them into the model with peft (merge_and_unload",
+        "is a file of an adapter of peft: give its directory, which has adapter_config.json, too",
     ),
     "head": (
         "head.safetensors", lambda path: save_file({"a": torch.ones(1)}, path),

@@ -97,12 +97,17 @@ def open_tensors(path: Path) -> Iterator[tuple[str, StoredTensor | LoadedTensor]
         UserError: if a file is missing or cannot be read.
     """
     for file in _weight_files(path):
-        require_regular(path / file)
-        for name, tensor in _open_file(path / file):
+        for name, tensor in open_file(path / file):
             yield _WRAPPERS.sub("", name, count=1), tensor
 
 
-def _open_file(path: Path) -> Iterator[tuple[str, StoredTensor | LoadedTensor]]:
+def open_file(path: Path) -> Iterator[tuple[str, StoredTensor | LoadedTensor]]:
+    """Yield the names and tensors of a file of safetensors or PyTorch.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    require_regular(path)
     with open_regular(path) as raw:
         if raw.read(32).startswith(b"version https://git-lfs"):
             raise UserError(f"its {path.name} is a pointer of Git LFS: run git lfs pull, or download it again")

@@ -14,7 +14,6 @@ from bionemo.config.saved_model import add_defaults
 from bionemo.formats import fair_esm, model_card, nemo_archive
 from bionemo.formats.detect import (
     ADAPTER,
-    ADAPTERS,
     CHECKPOINT,
     FAIR_ESM,
     HUGGING_FACE,
@@ -164,7 +163,7 @@ def _open_adapter(path: Path) -> Model:
         base = open_model(base_path)
         merged = adapter.MergedAdapter(path, settings, base.weights, base.config, base.vocab_size)
     except (OSError, UserError, re.error) as error:
-        raise UserError(f"{path} cannot be opened with the base that its {ADAPTERS} names: {error}") from error
+        raise UserError(f"{path} cannot be opened with its base: {error}") from error
     return base._replace(weights=merged, history={})
 
 

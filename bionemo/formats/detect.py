@@ -52,7 +52,7 @@ def detect_format(path: Path) -> str:
         if ADAPTERS in names:
             if CONFIG in names and any(name.startswith(("model", "pytorch_model")) for name in names):
                 raise UserError(
-                    f"{path} holds an adapter of peft ({ADAPTERS}) beside its model, not applied here: {_MERGE}"
+                    f"{path} holds adapters of peft ({ADAPTERS}) beside its model, which are not applied: {_MERGE}"
                 )
             if ADAPTER_WEIGHTS not in names:
                 raise UserError(f"{path} has {ADAPTERS} without {ADAPTER_WEIGHTS}: save it again with a newer peft")

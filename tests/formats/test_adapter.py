@@ -309,10 +309,10 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens in its adapter_config.json is '[5]'"),
     ({"new_key": 1}, "new_key in its adapter_config.json is '1', which is not supported"),
     ({"base_model_name_or_path": None}, "base_model_name_or_path in its adapter_config.json is 'None'"),
-    ({"base_model_name_or_path": "a/b"}, "names: a/b: there is no such checkpoint"),
+    ({"base_model_name_or_path": "a/b"}, "cannot be opened with its base: a/b: there is no such checkpoint"),
     ({"target_modules": 5}, "target_modules in its adapter_config.json is '5'"),
     ({"alpha_pattern": {"query": "8"}}, "alpha_pattern in its adapter_config.json is \"{'query': '8'}\""),
-    ({"rank_pattern": {"(": 8}}, "names: missing ), unterminated subpattern"),
+    ({"rank_pattern": {"(": 8}}, "cannot be opened with its base: missing ), unterminated subpattern"),
     ({"rank_pattern": {"query": 0}}, "r in its configuration is not an integer from 1"),
     ({"r": 4}, "query.lora_A.weight has shape (8, 32), expected (4, 32)"),
     (

@@ -13,7 +13,7 @@ from bionemo.common.errors import UserError
 BEST = ":best"  # after the directory of a run
 HELP = (
     "RUN (newest checkpoint of a run), RUN:best, a checkpoint, .nemo archive, directory of Hugging Face or BioNeMo 2, "
-    ".pt of fair-esm, or hf://ORG/NAME[@REVISION] of the hub"
+    "adapter of peft, .pt of fair-esm, or hf://ORG/NAME[@REVISION] of the hub"
 )
 _NAMED = "model="
 # `Path` reduces the two slashes to one; the hub does not allow -- and .. in names

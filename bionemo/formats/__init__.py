@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of models: .nemo archives and directories of Hugging Face and NeMo 2, read, written and recognized."""
+"""Files of models, read, written and recognized; see `detect.detect_format`."""

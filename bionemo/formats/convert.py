@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of trained models between checkpoints, `.nemo` archives and Hugging Face directories, and from NeMo 2."""
+"""Conversion of trained models: all formats are read, checkpoints, `.nemo` archives and Hugging Face directories written."""
 
 import logging
 import re

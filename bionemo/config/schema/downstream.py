@@ -56,7 +56,7 @@ class HeadConfig:
 class LoraConfig:
     """Low-rank adapters, under NeMo's names."""
 
-    adapter_dim: Dimension  # rank
+    adapter_dim: Dimension  # rank; a run that continues an adapter of peft has its ranks and modules instead
     target_modules: list[Literal["attention_qkv", "attention_dense", "mlp_fc1", "mlp_fc2"]]  # in each layer
 
 
@@ -74,7 +74,7 @@ class DownstreamModelConfig:
     """Pretrained model, trained parts, and data."""
 
     seq_length: TokenCount | None  # maximum length, if larger than in pretraining (rotary positions only)
-    restore_encoder_path: str | None  # a .nemo archive, checkpoint, Hugging Face directory or hf://ORG/NAME
+    restore_encoder_path: str | None  # a MODEL: checkpoint, .nemo archive, Hugging Face directory, hf://ORG/NAME, ...
     restore_head_path: str | None  # head.safetensors of a run with encoder_frozen, to start from
     encoder_frozen: bool  # train only a head, on embeddings computed once; the keys for "unfrozen" have no effect
     freeze_layers: SignedLayerCount  # unfrozen: n > 0 freezes the embedding and n layers, n < 0 all but the last -n

@@ -164,7 +164,6 @@ class MergedAdapter:
         pairs = {name: self._read_pair(name) for name in weight.theirs if name in self._scalings}
         downs = {down.numpy().tobytes(): down for down, _ in pairs.values()}  # equal ones once
         transposes = self._architecture.names.transposes
-
         joined: dict[str, Tensor] = {}
         for name, shape in weight.their_shapes().items():  # s B is in the columns of its A
             parts = {key: torch.zeros(shape[-1 if transposes else 0], len(down)) for key, down in downs.items()}
@@ -186,10 +185,9 @@ class MergedAdapter:
         for name, tensor in open_file(self.path / ADAPTER_WEIGHTS):
             full = name.removeprefix(_OF_MODEL)
             bare = full.removeprefix(prefix)
-            module = bare.partition(".")[0]
             is_contact = (match := re.fullmatch(contact, bare)) and match[1] == "B" and tensor.read().any()
-            if is_contact or (self._is_saved(full) and module not in modules):
-                unused.add(module)
+            if is_contact or (self._is_saved(full) and bare.partition(".")[0] not in modules):
+                unused.add(bare.partition(".")[0])
             elif not any(re.fullmatch(pattern, bare) for pattern in (*architecture.ignored, contact)):
                 self._tensors[full] = tensor
         if unused:
@@ -215,10 +213,11 @@ class MergedAdapter:
         for name, shape in shapes.items():
             module = name.removesuffix(".weight").removeprefix(removed)
             down, up = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
-            is_target = name.endswith(".weight") and len(shape) == 2 and _matches(targets, module)
-            # classes without a head do not have all modules
-            is_present = name.startswith(prefix) or down in self._tensors
-            if is_target and is_present and not _matches(excluded, module) and not self._is_saved(module):
+            is_present = name.startswith(prefix) or down in self._tensors  # classes may lack modules of the head
+            if (
+                is_present and name.endswith(".weight") and len(shape) == 2 and _matches(targets, module)
+                and not _matches(excluded, module) and not self._is_saved(module)
+            ):  # fmt: skip
                 rank = get_size({"r": _find(settings, "rank_pattern", module, "r")}, "r")
                 rows, columns = reversed(shape) if self._architecture.names.transposes else shape
                 expected |= {down: (rank, columns), up: (rows, rank)}
@@ -242,19 +241,20 @@ def write_adapter(path: Path, checkpoint: Path, base: str) -> bool:
         base: path of the model that they change, or its ORG/NAME@COMMIT on the hub.
 
     Returns:
-        Whether it was written: not if the model class has no Hugging Face format.
+        Whether it was written: not if there are no adapters, or the model class has no Hugging Face format.
 
     Raises:
         OSError: if a file cannot be written.
     """
     saved = Checkpoint(checkpoint)
+    names = [name for name in saved.shapes(WEIGHTS) if name.endswith(UP)]
     architecture: Architecture | None = format_of(saved.config, "hugging_face")
-    if architecture is None:
+    if architecture is None or not names:
         return False
     transposes = architecture.names.transposes
     weights = architecture.names.weights(saved.config, vocab_size=1)  # those of layers do not depend on it
     tensors, ranks = {}, {}
-    for name in filter(lambda name: name.endswith(UP), saved.shapes(WEIGHTS)):
+    for name in names:
         down = saved.read(_GROUP + name.removesuffix(UP) + DOWN)
         weight = weights[name.removeprefix(ENCODER).removesuffix(UP) + "weight"]
         for theirs, up in weight.to_theirs(saved.read(_GROUP + name)).items():
@@ -285,5 +285,7 @@ def _matches(names: str | list[str], module: str) -> bool:
 
 def _find(settings: Mapping[str, Any], patterns: str, module: str, default: str) -> Any:
     """Return the number of the first of the patterns that matches a module or the end of its name, or the default."""
-    pairs = (settings.get(patterns) or {}).items()
-    return next((each for key, each in pairs if re.match(rf"(.*\.)?({key})$", module)), settings[default])
+    return next(
+        (each for key, each in (settings.get(patterns) or {}).items() if re.match(rf"(.*\.)?({key})$", module)),
+        settings[default],
+    )

@@ -269,6 +269,7 @@ def test_a_run_is_not_resumed_with_another_model(model: Path, data: Path, tmp_pa
     tune(tmp_path / "run", *given)
     for name in ("head.safetensors", "report.json", "report.png"):
         (tmp_path / "run" / name).unlink()
+    shutil.rmtree(tmp_path / "run" / "adapter")
     changed = load_file(tmp_path / "model" / "model.safetensors")
     changed["esm.embeddings.word_embeddings.weight"][5] += 1e-3
     save_file(changed, tmp_path / "model" / "model.safetensors", {"format": "pt"})

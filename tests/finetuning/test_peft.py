@@ -2,6 +2,7 @@
 """Fine-tuning continues an adapter of peft exactly, and writes one that peft reads."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import bionemo
 from bionemo.checkpoint import TensorSource, tools
@@ -20,7 +22,7 @@ from bionemo.formats.huggingface.adapter import MergedAdapter, write_adapter
 from tests.formats.test_adapter import CASES
 from tests.support.adapters import adapt, attach
 from tests.support.finetuning import written
-from tests.support.runs import last_checkpoint, logged, read_weights, run, run_on_ranks
+from tests.support.runs import VOCABULARY, last_checkpoint, logged, read_weights, run, run_on_ranks
 
 SEQUENCES = ["MKTAYIAKQR", "ACDEFGHIKLMNPQRSTVWYXBUZO" * 2]
 LORA = ["model.peft.enabled=True", "model.encoder_frozen=False"]
@@ -279,13 +281,37 @@ def test_matrices_of_all_families(case: str, tmp_path: Path) -> None:
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
 
 
-def test_models_without_a_hugging_face_form(tmp_path: Path) -> None:
-    state = {"config": {"_target_": "mine.Model"}, "model": {}}
-    tools.write_weights(
-        tmp_path / "tuned", state, iter([(f"encoder.encoder.layers.0.mlp.linear_fc1.{UP}", torch.ones(2, 2))])
-    )
+@pytest.mark.parametrize("config", [{"_target_": "mine.Model"}, {"_target_": "bionemo.models.esm2nv.ESM2nv"}])
+def test_nothing_is_written(config: dict[str, str], tmp_path: Path) -> None:
+    """Of a model without a Hugging Face format, or a checkpoint without adapters."""
+    kind = UP if config["_target_"].startswith("mine") else "weight"
+    weights = [(f"encoder.encoder.layers.0.mlp.linear_fc1.{kind}", torch.ones(2, 2))]
+    tools.write_weights(tmp_path / "tuned", {"config": config, "model": {}}, iter(weights))
     assert not write_adapter(tmp_path / "adapter", tmp_path / "tuned", "base")
     assert not (tmp_path / "adapter").exists()
+
+
+@pytest.mark.slow
+def test_gpt2(tmp_path: Path) -> None:
+    """Its block is called decoder, and its matrices are stored as [in, out]."""
+    torch.manual_seed(0)
+    words = len(json.loads((VOCABULARY / "vocab.json").read_text()))
+    sizes: dict[str, Any] = {"vocab_size": words, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    GPT2LMHeadModel(GPT2Config(**sizes, initializer_range=0.1)).save_pretrained(tmp_path / "base")
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(VOCABULARY / name, tmp_path / "base")
+    targets: dict[str, Any] = {"target_modules": ["c_attn", "c_fc", "attn.c_proj"], "fan_in_fan_out": True, "r": 2}
+    first: Any = adapt(tmp_path / "adapter", tmp_path / "base", GPT2LMHeadModel, **targets)
+    for split in ("train", "val", "test"):
+        (tmp_path / "data" / split).mkdir(parents=True)
+        rows = ["id,sequence,label", *(f"{number},{'the cat' * number},{'xy'[number % 2]}" for number in range(1, 9))]
+        (tmp_path / "data" / split / "x000.csv").write_text("\n".join(rows) + "\n")
+    columns = ["model.data.task_type=classification", "model.data.target_column=label", "model.data.mask_column=null"]
+    tune(tmp_path / "run", tmp_path / "adapter", tmp_path / "data", *columns, "model.micro_batch_size=4", *STILL)
+    again: Any = attach(tmp_path / "base", tmp_path / "run" / "adapter", GPT2LMHeadModel)
+    with torch.no_grad():
+        one, two = (each(torch.tensor([[1, 5, 7, 9, 30]])).logits for each in (first, again))
+    torch.testing.assert_close(two, one, rtol=0, atol=1e-5)
 
 
 def test_a_run_as_base(model: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

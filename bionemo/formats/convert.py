@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of trained models: all formats are read, checkpoints, `.nemo` archives and Hugging Face directories written."""
+"""Open models of all formats; convert them to checkpoints, `.nemo` archives and Hugging Face directories."""
 
 import logging
 import re

@@ -52,9 +52,9 @@ def load(
     """Load a trained model onto one device; it may have been trained with any parallel layout.
 
     Args:
-        path: a checkpoint, RUN (the newest checkpoint of a run), RUN:best, `.nemo` archive, directory of Hugging Face or
-            BioNeMo 2, LoRA adapter of peft, which is merged into its base, `.pt` file of fair-esm, or hf://ORG/NAME or
-            hf://ORG/NAME@REVISION of the Hugging Face hub.
+        path: a checkpoint, RUN (the newest checkpoint of a run), RUN:best, `.nemo` archive, directory of Hugging Face
+            or BioNeMo 2, LoRA adapter of peft, which is merged into its base, `.pt` file of fair-esm, or
+            hf://ORG/NAME or hf://ORG/NAME@REVISION of the Hugging Face hub.
         device: device such as `cpu` or `cuda:1`; None: the first GPU if there is one, else the CPU.
         precision: `32`, `bf16-mixed` or `16-mixed`, as in training.
         max_length: maximum number of tokens of a sequence, with begin and end tokens. It may exceed the length in

@@ -260,7 +260,7 @@ def test_initial_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (["restore_from_path=x.nemo"], "x.nemo: there is no such checkpoint"),
         (["restore_from_path={first}", "exp_manager.exp_dir={new}", "model.num_layers=1"], "not part of this model"),
         (["model.hidden_size=64"], "has shape [128, 32] and should have shape [128, 64]"),
-        (["restore_from_path={empty}", "exp_manager.exp_dir={new}"], "is not a checkpoint, a .nemo archive or"),
+        (["restore_from_path={empty}", "exp_manager.exp_dir={new}"], "is not a checkpoint, a .nemo archive,"),
     ],
     ids=["missing", "nemo", "other model", "resume other model", "no checkpoint"],
 )  # fmt: skip

@@ -38,7 +38,7 @@ from bionemo.finetuning.results import (
 )
 from bionemo.finetuning.task_data import class_name, read_splits
 from bionemo.formats.convert import Model, open_model
-from bionemo.formats.hub import base_model
+from bionemo.formats.hub import base_model, base_name
 from bionemo.formats.huggingface.adapter import MergedAdapter, write_adapter
 from bionemo.inference.fingerprint import model_fingerprint
 from bionemo.inference.load import open_saved_model, read_config, read_vocabulary
@@ -99,7 +99,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
             return FineTunedModel(encoder, make_head, initial, cfg.model, sample, head_weights, adapter)
 
         module = TrainingModule(build, model, run.trainer, precision)
-        module.base_model = base_model(path)
+        module.base_model = base_name(path)
         return TrainingSetup(data, module)
 
     train(run, set_up, [ReportCallback(cfg, directory, classes, fingerprint, describe_data(cfg, task), base)])

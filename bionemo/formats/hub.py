@@ -123,3 +123,8 @@ def base_model(path: Path) -> str:
     if found := _SNAPSHOT.fullmatch(str(path)):
         return f"{found[1]}/{found[2]}@{found[3]}"
     return str(Checkpoint(path).state.get("base_model", "")) if is_checkpoint(path) else ""
+
+
+def base_name(path: Path) -> str:
+    """Return `base_model` of the model that a training starts from, or else the name of its file or directory."""
+    return base_model(path) or ("" if is_checkpoint(path) else path.name)

@@ -77,7 +77,7 @@ def describe_training(state: Mapping[str, Any], manifest: Mapping[str, Any]) -> 
     counts |= {key.replace("_", " "): position.get(key) for key in ("consumed_samples", "consumed_tokens")}
     counts |= {key: value for key, value in stream.items() if str(key).startswith("training ")}
     facts = {key: f"{value:,}" for key, value in counts.items() if type(value) is int and value}
-    if re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", base := str(state.get("base_model"))):
+    if re.fullmatch(r"[\w.-]+(/[\w.-]+@[0-9a-f]{40})?", base := str(state.get("base_model") or "")):
         facts["base model"] = base
     metrics = _as_mapping(manifest.get("metrics"))
     return facts | {name: f"{value:.4f}" for name, value in metrics.items() if type(value) is float}

@@ -21,7 +21,7 @@ from bionemo.config.saved_model import add_defaults
 from bionemo.config.schema import ModelConfig, TrainerConfig
 from bionemo.data.data_module import SequenceData
 from bionemo.data.loader import StepBatch
-from bionemo.formats.hub import base_model
+from bionemo.formats.hub import base_name
 from bionemo.megatron import groups
 from bionemo.megatron.attention import gpu_kernel
 from bionemo.megatron.precision import LossScaler, Precision
@@ -53,7 +53,7 @@ class TrainingModule(pl.LightningModule):
         initial_weights: weights with which a new run starts, instead of random ones.
 
     Attributes:
-        base_model: ORG/NAME@COMMIT of the model of the hub that the initial weights come from; "" if there is none.
+        base_model: ORG/NAME@COMMIT on the hub, or name, of the model that the training started from; "": no model.
         schedule_step: number of updates so far, without those that fp16 loss scaling skipped.
         parallel: the model with gradient buffers; set by `configure_model`.
         logged_metrics: last logged training metrics, for progress bar and loss curve.
@@ -72,7 +72,7 @@ class TrainingModule(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self._build_model, self.initial_weights = build_model, initial_weights
-        self.base_model = base_model(initial_weights.path) if initial_weights else ""
+        self.base_model = base_name(initial_weights.path) if initial_weights else ""
         self.config, self.trainer_config, self.precision = config, trainer_config, precision
         self.schedule = build_schedule(config.optim.sched, config.optim.lr, trainer_config.max_steps)
         self.schedule_step = 0

@@ -387,7 +387,7 @@ def test_another_process(hub: Hub, tmp_path: Path) -> None:
     assert search(tmp_path, [done.stdout, done.stderr]) == []
 
 
-@pytest.mark.parametrize("entry", [None, 3, "a|b@" + COMMIT, f"a/b@{COMMIT}\n# title", f"a/b@{COMMIT}|"])
+@pytest.mark.parametrize("entry", [None, "", "a b", "a|b@" + COMMIT, f"a/b@{COMMIT}\n# title", f"a/b@{COMMIT}|"])
 def test_the_card_names_no_other_text(entry: object) -> None:
     assert describe_training({"base_model": entry}, {}) == {}
 
@@ -450,6 +450,9 @@ def test_runs_keep_the_name_of_their_base_model(hub: Hub, tmp_path: Path) -> Non
     average(tmp_path / "mean", [saved, saved])
     for path in (saved, last_checkpoint(tmp_path / "second"), tmp_path / "mean"):
         assert open_model(path).history["base model"] == f"{NAME}@{OLDER}"
+    theirs(tmp_path / "local")
+    train(config(tmp_path / "third", *sizes, "trainer.max_steps=2", f"restore_from_path={tmp_path / 'local'}"))
+    assert open_model(last_checkpoint(tmp_path / "third")).history["base model"] == "local"
     other = tmp_path / "other"
     train(config(other, *sizes, "trainer.max_steps=2"))
     assert "base model" not in open_model(last_checkpoint(other)).history

@@ -89,5 +89,6 @@ def test_layers_share_graphs_and_agree_with_eager_layers(name: str, dropout: flo
     counters = torch._dynamo.utils.counters
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2 * KINDS[name]
+    tolerance = 4e-2 if name == "esmc" else 2e-2  # of bf16; its norms of queries and keys have larger errors
     for result, reference in zip(found, expected, strict=True):
-        assert (result - reference).norm() <= 2e-2 * reference.norm().clamp_min(1e-3)
+        assert (result - reference).norm() <= tolerance * reference.norm().clamp_min(1e-3)

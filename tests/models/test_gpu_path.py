@@ -43,7 +43,8 @@ def test_losses_and_gradients_equal_those_of_cpu_attention(name: str, dropout: f
     assert calls == {operator: ATTENTIONS[name], f"{operator}_backward": ATTENTIONS[name]}
 
     torch.testing.assert_close(loss, expected_loss, rtol=2e-3 if half else 1e-5, atol=0.0)
-    tolerance = 3e-2 if half else 1e-5  # rounding to bf16 changes a gradient by up to 2 %
+    # Rounding to bf16 changes gradients by up to 2 %, those of ESMC's norms of queries and keys by 5 %, also on CPUs.
+    tolerance = (6e-2 if name == "esmc" else 3e-2) if half else 1e-5
     assert gradients.keys() == expected.keys()
     largest = max(float(gradient.norm()) for gradient in expected.values())
     for key, gradient in gradients.items():

@@ -15,12 +15,13 @@ import pytest
 from tests.conftest import ROOT
 from tests.inference.molecules import trained
 from tests.support import finetuning
+from tests.support.adapters import adapt
 from tests.support.huggingface import theirs
 from tests.support.proteingym import write_suite
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Commands that need a cluster, follow a job, or install packages
-NOT_RUN = re.compile(r"srun |squeue|tail -f|bash scripts/|bcprun |pip install|mpirun |cd /workspace/")
+# Commands that need a cluster or the hub, follow a job, or install packages
+NOT_RUN = re.compile(r".*hf://|srun |squeue|tail -f|bash scripts/|bcprun |pip install|mpirun |cd /workspace/")
 SMALL = ["model.num_layers=2", "model.hidden_size=32", "model.num_attention_heads=2", "model.ffn_hidden_size=64",
          "model.micro_batch_size=4", "model.data.num_workers=0"]  # fmt: skip
 FINE_TUNE = ("--config-name=downstream_flip_sec_str model.restore_encoder_path=MODEL "
@@ -86,6 +87,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "molecules.csv").write_text(f"smiles\n{carbons}")
     (directory / "x.smi").write_text("CCO\nc1ccccc1\nCC(=O)O\n")
     theirs(directory / "hf", size=8)  # with a contact head
+    (directory / "esm2_t12_35M_UR50D").symlink_to("hf")
+    adapt(directory / "ADAPTER", directory / "hf")
     trained(directory / "molecules")
     (directory / "ProteinGym").mkdir()
     write_suite(directory / "ProteinGym", 3)
@@ -139,7 +142,8 @@ def test_commands_run(workspace: Path) -> None:
         model = "molecules" if "x.smi" in command else "hf" if re.search("contacts|evaluate", command) else "esm2.nemo"
         line = fill(command.replace(" ... ", f" {FINE_TUNE} "), model).replace("freeze_layers=4", "freeze_layers=1")
         if "pretrain" in line and "bionemo plan" not in line:
-            line = f"{line} {' '.join(SMALL)}".replace("examples/own_model", str(ROOT / "examples/own_model"))
+            given = SMALL[4:] if "pretrain esm2_t12" in line else SMALL  # the sizes are those of the model
+            line = f"{line} {' '.join(given)}".replace("examples/own_model", str(ROOT / "examples/own_model"))
         if "finetune" in line and "exp_dir" not in line:
             line += f" exp_manager.exp_dir=fine_tuned/{RUN.index((page, command))}"
         if "evaluate compare" in line:

@@ -18,7 +18,7 @@ LIMITS = {
     "evaluation": 1_821,
     "experiment": 510,
     "finetuning": 1_450,
-    "formats": 1_764,
+    "formats": 1_769,
     "inference": 1_425,
     "launch": 868,
     "megatron": 1_954,

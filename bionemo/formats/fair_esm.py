@@ -46,7 +46,7 @@ def read(path: Path) -> Opened:
     """
     if path.name.endswith(_REGRESSION):
         model = path.name.removesuffix(_REGRESSION)
-        raise UserError(f"it is the contact regression of {model}.pt: give that file, beside which it is read")
+        raise UserError(f"it is the contact regression of {model}.pt: give {model}.pt, which reads this file, too")
     saved = load_file(path, [Namespace])
     match saved:
         case {"cfg": {"model": Namespace() as arguments}, "model": dict(state)}:

@@ -211,7 +211,7 @@ ERRORS = [
      "its weights in esm2_t3.pt contain other objects than tensors, which could run code"),
     ("esm2_t3", truncate, "its weights in esm2_t3.pt cannot be read ("),
     ("esm2_t3", lambda path: path.with_name("esm2_t3-contact-regression.pt"),
-     "it is the contact regression of esm2_t3.pt: give that file"),
+     "it is the contact regression of esm2_t3.pt: give esm2_t3.pt"),
 ]  # fmt: skip
 
 

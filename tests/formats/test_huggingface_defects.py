@@ -16,6 +16,7 @@ from torch import Tensor
 from bionemo.checkpoint import TensorsInMemory
 from bionemo.common.errors import UserError
 from bionemo.formats.convert import convert
+from bionemo.formats.huggingface import files
 from bionemo.formats.huggingface.directory import HuggingFaceModel, write
 from bionemo.models.gpt3 import GPT3
 
@@ -231,6 +232,20 @@ def test_files_of_pytorch(shards: int, tmp_path: Path) -> None:
     if shards > 1:
         (path / next(iter(index.values()))).unlink()
         assert "names, is missing" in refuse(path)
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is mapped several times, and two models must not be mixed."""
+    monkeypatch.setattr(files, "_MAPPED", 0)
+    path = written(tmp_path / "x")
+    found = HuggingFaceModel(path)
+    names = list(found.shapes())
+    assert all(found.read(name).isfinite().all() for name in names)
+    written(tmp_path / "y")
+    (tmp_path / "y" / FILE).rename(path / FILE)
+    with pytest.raises(UserError, match="was changed while it was read: run the command again"):
+        for name in names:
+            found.read(name)
 
 
 def test_two_forms_of_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 """Hidden states and attention maps of any layers equal those of transformers."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,9 @@ def test_files_of_attention_maps(model: Path, fasta: Path, tmp_path: Path) -> No
         for number, each in enumerate(expected):
             assert np.array_equal(file[f"p{number}"], each)
         assert file["p0"].shape == (4, 10, 10)
+    go(model, fasta, tmp_path / "x.pkl", "model.downstream_task.outputs=[attentions_2,embeddings]")
+    rows = pickle.loads((tmp_path / "x.pkl").read_bytes())  # written by this test
+    assert all(np.array_equal(row["attentions_2"], each) for row, each in zip(rows, expected, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,18 @@ class _SafetensorsFile:
     """A safetensors file, which is mapped anew after `_MAPPED` bytes, so that pages that were read are released."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._read = path, 0
+        self._path, self._read, self._identity = path, 0, self._identify(path)
         self.opened: Any = safe_open(path, framework="pt")
+
+    @staticmethod
+    def _identify(path: Path) -> tuple[int, ...]:
+        status = path.stat()
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
     def get_tensor(self, name: str) -> Tensor:
         if self._read > _MAPPED:
+            if self._identify(self._path) != self._identity:
+                raise UserError(f"{self._path} was changed while it was read: run the command again")
             self._read, self.opened = 0, safe_open(self._path, framework="pt")
         tensor: Tensor = self.opened.get_tensor(name)
         self._read += tensor.nbytes

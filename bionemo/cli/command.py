@@ -28,7 +28,7 @@ def run(
     config_name: str,
     config_dir: str | Path | None = None,
     spec: CommandSpec = PRETRAINING,
-    complete: Callable[[ConfigSource, Sequence[str], bool], tuple[ConfigSource, list[str]]] | None = None,
+    complete: Callable[[ConfigSource, Sequence[str], bool, bool], tuple[ConfigSource, list[str]]] | None = None,
 ) -> None:
     """Compose and check the configuration given by sys.argv, then pass it to the task.
 
@@ -37,7 +37,8 @@ def run(
         config_name: default of `--config-name`.
         config_dir: directory of that file. By default `conf` beside the running script, else the package's own.
         spec: schema and `--help` text of the command.
-        complete: replaces the source and the overrides; the last argument tells whether the user named the source.
+        complete: replaces the source and the overrides; its last arguments tell whether the user named the source, and
+            whether this is a sweep.
     """
     with one_line_errors() as interrupted:
         flags = parse_flags(sys.argv[1:])
@@ -51,9 +52,9 @@ def run(
         else:
             flags.overrides = _name_model(flags.overrides, spec)
             source = find_source(config_name, config_dir, flags.config_name, flags.config_path, flags.config_dir)
-            if complete and not flags.multirun:
+            if complete:
                 named = bool(flags.config_name or config_dir)
-                source, flags.overrides = complete(source, flags.overrides, named)
+                source, flags.overrides = complete(source, flags.overrides, named, flags.multirun)
             if flags.trust_config:
                 notify("--trust-config has no effect: configuration files may set every key")
             _run(task, flags, source, spec, interrupted)

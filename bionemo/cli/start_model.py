@@ -14,11 +14,13 @@ from bionemo.config.model_argument import BEST, hub_id
 from bionemo.config.paths import ConfigSource, find_source
 
 
-def add_architecture(source: ConfigSource, overrides: Sequence[str], named: bool) -> tuple[ConfigSource, list[str]]:
+def add_architecture(
+    source: ConfigSource, overrides: Sequence[str], named: bool, sweep: bool
+) -> tuple[ConfigSource, list[str]]:
     """Return the source and the overrides of a run; if it starts from a model, with the architecture of the model.
 
     The default configuration of the model's class is used, unless the user names one, which keeps its lengths.
-    Keys that the user overrides keep these values.
+    Keys that the user overrides keep these values. In a sweep, the first values of other keys are composed.
 
     Raises:
         UserError: if the model cannot be opened, or the configuration cannot be composed.
@@ -29,7 +31,7 @@ def add_architecture(source: ConfigSource, overrides: Sequence[str], named: bool
     if model.lower() in ("", "null") or (named and not is_here):  # `bionemo launch` can run where the model is not
         return source, [*overrides]
     # Imported here, because runs without a MODEL must not wait for torch.
-    from bionemo.config.compose import compose, rewrite_overrides
+    from bionemo.config.compose import compose, expand_sweep, rewrite_overrides
     from bionemo.formats.convert import open_config
     from bionemo.inference.load import LENGTHS, architecture
     from bionemo.models.language_model import load_model_class
@@ -40,7 +42,8 @@ def add_architecture(source: ConfigSource, overrides: Sequence[str], named: bool
     if not named and (default := load_model_class(target).default_config):
         source = find_source("pretrain")
         first = [f"model={default}", f"name={re.sub(r'[^A-Za-z0-9_.-]+', '-', Path(model).stem)}-continued"]
-    section: Any = compose(source, rewrite_overrides(source, [*first, *overrides]))[0].get("model") or {}
+    rewritten = rewrite_overrides(source, [*first, *overrides], sweep)
+    section: Any = compose(source, expand_sweep(source, rewritten)[0] if sweep else rewritten)[0].get("model") or {}
     if section.get("_target_") != target:
         return source, [*first, *overrides]
     values, keys = architecture(saved), set(map(str, section))  # `in section` is False for a key without a value

@@ -31,6 +31,8 @@ from bionemo.inference.batching import DEFAULT_LIMITS
 from bionemo.inference.model import Sequences, TrainedModel
 from bionemo.megatron.finite import all_finite
 
+_CLASSIFIER = "classifier.weight", "classifier.bias"  # of EsmForTokenClassification
+
 
 class TrainedHead(NamedTuple):
     """The content of `head.safetensors`."""
@@ -82,8 +84,8 @@ def _read_classifier(directory: Path) -> TrainedHead:
         raise UserError(
             f"{directory} holds the model {found}: give RUN/head.safetensors, or an EsmForTokenClassification"
         )
-    tensors = {name: tensor.read().float() for name, tensor in open_tensors(directory)}
-    weight_CD, bias_C = tensors["classifier.weight"], tensors["classifier.bias"]
+    tensors = {name: tensor.read().float() for name, tensor in open_tensors(directory) if name in _CLASSIFIER}
+    weight_CD, bias_C = (tensors[name] for name in _CLASSIFIER)
     count, hidden_size = weight_CD.shape
     names = settings.get("id2label") or {}
     classes = tuple(str(names.get(str(number), number)).removeprefix("LABEL_") for number in range(count))

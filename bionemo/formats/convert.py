@@ -53,6 +53,8 @@ def convert(source: str | Path, target: Path, to: str | None = None) -> None:
     Raises:
         UserError: if the source cannot be read, both formats are the same, or the target exists or cannot be written.
     """
+    if target.exists() or target.is_symlink():  # before a download
+        raise UserError(f"{target} exists: name another target, or remove it")
     source = locate_model(source)
     source_format, target_format = detect_format(source), to or (NEMO if target.suffix == ".nemo" else CHECKPOINT)
     if source_format == target_format:
@@ -63,8 +65,6 @@ def convert(source: str | Path, target: Path, to: str | None = None) -> None:
             HUGGING_FACE: "the source already has the Hugging Face format; omit --to=hf to write a checkpoint",
         }
         raise UserError(f"{source} -> {target}: {reason[source_format]}")
-    if target.exists() or target.is_symlink():
-        raise UserError(f"{target} exists: name another target, or remove it")
     model = open_model(source)
     size = model.vocab_size
     if isinstance(model.weights, MergedLoRA):

@@ -8,8 +8,10 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from bionemo.cli.start_model import add_architecture
-from bionemo.config.compose import compose_typed, rewrite_overrides
+from bionemo.cli.sweep import check_jobs
+from bionemo.config.compose import compose_typed, expand_sweep, rewrite_overrides
 from bionemo.config.paths import find_source
+from bionemo.config.schema import RunConfig
 from tests.support.huggingface import theirs
 from tests.support.runs import Command, config, last_checkpoint, read_weights, train
 
@@ -18,7 +20,7 @@ DEFAULT = "pretrain_esm2_8M"
 
 def composed(model: Path, *overrides: str, named: str = "") -> Any:
     words = [f"restore_from_path={model}", *overrides]
-    source, words = add_architecture(find_source(named or DEFAULT), words, bool(named))
+    source, words = add_architecture(find_source(named or DEFAULT), words, bool(named), sweep=False)
     return compose_typed(source, rewrite_overrides(source, words))[0]
 
 
@@ -68,6 +70,16 @@ def test_a_model_of_another_family_has_its_own_configuration(tmp_path: Path) -> 
 
 def test_a_configuration_of_another_family_is_left_unchanged(esm2: Path) -> None:
     assert composed(esm2, named="pretrain_esm1b_small").model.num_layers != 3
+
+
+def test_runs_of_a_sweep_have_the_architecture_of_the_model(esm2: Path) -> None:
+    words = [f"restore_from_path={esm2}", "data=mock", "model.optim.lr=1e-4,2e-4"]
+    source, words = add_architecture(find_source(DEFAULT), words, named=False, sweep=True)
+    jobs = check_jobs(source, expand_sweep(source, rewrite_overrides(source, words, sweep=True)), RunConfig)
+    assert [(job.config.model.num_layers, job.config.model.optim.lr) for job in jobs] == [(3, 1e-4), (3, 2e-4)]
+    for job in jobs:  # Lightning starts their command lines for other devices
+        source, words = add_architecture(find_source(DEFAULT), job.overrides, named=False, sweep=False)
+        assert compose_typed(source, rewrite_overrides(source, words))[0] == job.config
 
 
 def test_a_missing_model_of_a_named_configuration_is_found_later(tmp_path: Path) -> None:

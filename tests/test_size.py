@@ -21,7 +21,7 @@ LIMITS = {
     "formats": 1_769,
     "inference": 1_425,
     "launch": 868,
-    "megatron": 1_954,
+    "megatron": 1_956,
     "models": 866,
     "planning": 405,
     "preparation": 2_719,

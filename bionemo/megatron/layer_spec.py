@@ -71,23 +71,22 @@ class PackedTransformerLayer(TransformerLayer):
             encoder_output: input of the cross-attention in a decoder; its sequences are `sequences` with a context.
         """
         output, _ = self.self_attention(self.input_layernorm(x_TBD), attention_mask=None, packed_seq_params=sequences)
-        x_TBD = x_TBD + self._to_add(output, dropout_keys_T, ATTENTION_OUTPUT)
+        x_TBD = self._add(x_TBD, output, dropout_keys_T, ATTENTION_OUTPUT)
         if encoder_output is not None:
             output, _ = self.cross_attention(
                 self.pre_cross_attn_layernorm(x_TBD), attention_mask=None, key_value_states=encoder_output.hidden,
                 packed_seq_params=encoder_output.sequences,
             )  # fmt: skip
-            x_TBD = x_TBD + self._to_add(output, dropout_keys_T, CROSS_OUTPUT)
+            x_TBD = self._add(x_TBD, output, dropout_keys_T, CROSS_OUTPUT)
         output, _ = self.mlp(self.pre_mlp_layernorm(x_TBD))
-        return x_TBD + self._to_add(output, dropout_keys_T, MLP_OUTPUT)
+        return self._add(x_TBD, output, dropout_keys_T, MLP_OUTPUT)
 
-    def _to_add(self, x_TBD: Tensor, keys_T: Tensor | None, location: int) -> Tensor:
-        if self.residual_divisor != 1:
-            x_TBD = x_TBD / self.residual_divisor
-        if not self.training or self.hidden_dropout == 0:
-            return x_TBD
-        assert keys_T is not None
-        return dropout(x_TBD, keys_T, layer_site(self.layer_number, location), self.hidden_dropout)
+    def _add(self, x_TBD: Tensor, output_TBD: Tensor, keys_T: Tensor | None, location: int) -> Tensor:
+        if self.training and self.hidden_dropout > 0:
+            assert keys_T is not None
+            site = layer_site(self.layer_number, location)
+            output_TBD = dropout(output_TBD, keys_T, site, self.hidden_dropout)
+        return torch.add(x_TBD, output_TBD, alpha=1 / self.residual_divisor)
 
 
 class GatedMLP(MLP):
@@ -108,7 +107,11 @@ class GatedMLP(MLP):
         """Return [T, B, D] and None."""
         inner, _ = self.linear_fc1(x_TBD)
         gate, up = inner.unflatten(-1, (-1, 2)).unbind(-1)
-        output, _ = self.linear_fc2(nn.functional.silu(gate) * up)
+        if torch.is_grad_enabled() or inner.is_cuda:
+            product = nn.functional.silu(gate) * up
+        else:  # on CPUs, only the exponential of contiguous channels is vectorized
+            product = nn.functional.silu(gate.contiguous(), inplace=True).mul_(up)
+        output, _ = self.linear_fc2(product)
         return output, None
 
 

@@ -78,7 +78,7 @@ def test_imports_at_module_level_and_inside_functions_are_found() -> None:
         ("hydra", ["bionemo.config"]),
         ("omegaconf", ["bionemo.config", "bionemo.experiment.nemo"]),
         ("pytorch_lightning", []),
-        ("ray", ["bionemo.launch.ray_workers"]),
+        ("ray", ["bionemo.launch.ray_workers", "bionemo.preparation.ray_pool"]),
     ],
 )
 def test_frameworks_are_imported_only_by_their_packages(package: str, allowed: list[str]) -> None:

@@ -3,11 +3,11 @@
 
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
-from pathlib import Path
 
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError, optional_dependency
 from bionemo.common.launcher_environment import launched_process
+from bionemo.launch.ray import set_token
 
 _EXAMPLES = """\
 examples
@@ -68,9 +68,7 @@ def _check(arguments: Namespace) -> None:
 
 
 def _ray(arguments: Namespace) -> None:
-    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
-    if "RAY_AUTH_TOKEN" in os.environ or token.exists():  # read when Ray is imported
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    set_token()
     with optional_dependency("ray", "Ray"):
         from bionemo.launch.ray_workers import RayJob, run_on_ray
     job = RayJob(

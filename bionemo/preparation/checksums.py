@@ -2,11 +2,11 @@
 """Size and checksum of files, and detection of input files that have changed."""
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bionemo.common.files import replacing
 from bionemo.preparation.progress import progress
 
 _READ_BYTES = 4 << 20
@@ -64,12 +64,9 @@ def write_with_checksum(
 ) -> OutputFile:
     """Write a file and compute its checksum; with `flush`, wait until it is on disk."""
     digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file:
+    with replacing(path, durable=flush) as new, new.open("wb") as file:
         for part in parts:
             file.write(part)
             digest.update(part)
             size += len(part)
-        if flush:
-            file.flush()
-            os.fsync(file.fileno())
     return OutputFile(size, digest.hexdigest(), rows)

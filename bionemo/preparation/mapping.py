@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
+from bionemo.common.files import replacing
 from bionemo.config.schema.preparation import Strictness
 from bionemo.preparation.blocks import read_blocks
 from bionemo.preparation.chunks import find_bounds
@@ -117,10 +118,11 @@ def _write_hashes(
 ) -> NDArray[np.int64]:
     """Write the hashes of a chunk's clusters and members; return the number of members per cluster, int64 [n]."""
     counts = [np.zeros(0, np.int64)]
+    new_files = [replacing(scratch / f"{index:06}.{kind}", durable=False) for kind in ("cluster", "member")]
     with (
-        (scratch / f"{index:06}.cluster").open("wb") as clusters,
-        (scratch / f"{index:06}.member").open("wb") as members,
-    ):
+        new_files[0] as new_clusters, new_files[1] as new_members,
+        new_clusters.open("wb") as clusters, new_members.open("wb") as members,
+    ):  # fmt: skip
         for lines in _read_lines(path, display_path, start, stop):
             clusters.write(hash_names(lines.clusters).data)
             members.write(hash_names(lines.members).data)

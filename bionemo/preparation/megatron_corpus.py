@@ -108,7 +108,7 @@ def _write(job: TextJob, sources: Sequence[str], data: Path, index: Path) -> Non
     with (
         closing(builder.data_file),
         progress("tokenizing", sum(Path(source).stat().st_size for source in sources)) as advance,
-        closing(map_ordered(tokenizer.tokenize, blocks, job.num_preprocess_workers)) as results,
+        closing(map_ordered(tokenizer.tokenize, blocks, job)) as results,
     ):
         for documents in results:
             begin = 0

@@ -5,18 +5,24 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing.forkserver import ensure_running
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, optional_dependency
+from bionemo.config.schema.preparation import PreparationConfig
+from bionemo.launch.ray import set_token
+
+if TYPE_CHECKING:
+    from bionemo.preparation.ray_pool import RayExecutor
 
 _START_METHOD = "forkserver"
 _PRELOADED_MODULE = "bionemo.preparation.shards"
@@ -27,18 +33,27 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def worker_pool(num_workers: int) -> Iterator[Executor]:
-    """Open a pool of at most one process per core; if the block fails, tasks that have not started are cancelled.
+def worker_pool(job: PreparationConfig, limit: int = sys.maxsize) -> Iterator["_Executor | RayExecutor"]:
+    """Open the cluster of `engine=ray`, or a pool of at most `num_preprocess_workers` and `limit` processes.
+
+    If the block fails, tasks that have not started are cancelled.
 
     Raises:
-        UserError: if a worker process was killed.
+        UserError: if a worker process was killed, or there is no cluster.
     """
+    if job.engine == "ray":
+        set_token()
+        with optional_dependency("ray", "engine=ray"):
+            from bionemo.preparation.ray_pool import RayExecutor
+        with RayExecutor() as cluster:
+            yield cluster
+        return
     context = multiprocessing.get_context(_START_METHOD)
     if _START_METHOD == "forkserver":
         context.set_forkserver_preload([_PRELOADED_MODULE])  # imported once, not by every worker
         with _handle_interrupts(signal.SIG_IGN):  # a terminal sends Ctrl-C to the fork server as well
             ensure_running()
-    executor = _Executor(max(1, min(num_workers, os.cpu_count() or 1)), context, _initialize_worker)
+    executor = _Executor(_num_processes(job, limit), context, _initialize_worker)
     try:
         yield executor
     except BrokenProcessPool as error:
@@ -49,8 +64,16 @@ def worker_pool(num_workers: int) -> Iterator[Executor]:
         executor.shutdown(cancel_futures=True)
 
 
+def _num_processes(job: PreparationConfig, limit: int) -> int:
+    return max(1, min(job.num_preprocess_workers, limit, os.cpu_count() or 1))
+
+
 class _Executor(ProcessPoolExecutor):
     """A process pool that defers SIGINT in `submit`, which may start a worker and must be able to register it."""
+
+    def __init__(self, num_workers: int, *arguments: Any) -> None:
+        super().__init__(num_workers, *arguments)
+        self.num_workers = num_workers
 
     def submit(self, *arguments: Any, **keywords: Any) -> Future[Any]:
         interrupts: list[int] = []
@@ -78,21 +101,20 @@ def _handle_interrupts(handler: Any) -> Iterator[None]:
 
 
 def map_ordered(
-    function: Callable[[Task], Result], tasks: Iterable[Task], num_workers: int
+    function: Callable[[Task], Result], tasks: Iterable[Task], job: PreparationConfig, limit: int = sys.maxsize
 ) -> Generator[Result, None, None]:
-    """Apply a function to tasks in several processes and yield the results in the order of the tasks.
+    """Apply a function to tasks in the processes of `worker_pool` and yield the results in the order of the tasks.
 
     Tasks are consumed lazily. One worker means this process. Close the generator when leaving it early.
     """
-    num_workers = min(num_workers, os.cpu_count() or 1)
-    if num_workers <= 1:
+    if job.engine != "ray" and _num_processes(job, limit) == 1:
         yield from map(function, tasks)
         return
-    with worker_pool(num_workers) as executor:
+    with worker_pool(job, limit) as workers:
         pending: deque[Future[Result]] = deque()
         for task in tasks:
-            pending.append(executor.submit(function, task))
-            if len(pending) > _TASKS_PER_WORKER * num_workers:
+            pending.append(workers.submit(function, task))
+            if len(pending) > _TASKS_PER_WORKER * workers.num_workers:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
@@ -101,10 +123,10 @@ def map_ordered(
 def _initialize_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process receives Ctrl-C and stops its workers
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    _configure_malloc()
+    configure_malloc()
 
 
-def _configure_malloc() -> None:
+def configure_malloc() -> None:
     """Make malloc recycle blocks of some megabytes instead of mapping and clearing them each time."""
     pa.set_memory_pool(pa.system_memory_pool())
     with suppress(OSError, AttributeError):  # glibc only

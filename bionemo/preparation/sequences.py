@@ -41,7 +41,7 @@ def prepare(job: SequencesJob) -> None:
         raw = Path(job.output) / "raw"
         paths = [fetch(source, raw, job.checksum if len(sources) == 1 else None) for source in sources]
         columns = InputColumns(job.id_column, job.sequence_column, job.separator)
-        with worker_pool(job.num_preprocess_workers) as workers:
+        with worker_pool(job) as workers:
             checksums = [workers.submit(checksum_file, path) for path in paths]
             chunks: list[Chunk] = []
             for path, source in zip(paths, sources, strict=True):

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bionemo.common.files import sync
+from bionemo.common.files import replacing, sync
 from bionemo.config.schema.preparation import SequencePolicies
 from bionemo.preparation.checksums import OutputFile
 from bionemo.preparation.chunks import Chunk
@@ -132,7 +132,7 @@ class _ChunkTask:
         rows, invalid = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         dropped, changed = Counter[str](), Counter[str]()
         letters_read = letters_written = letters_dropped = 0
-        with (self.scratch / f"{index:06}.names").open("wb") as names:
+        with replacing(self.scratch / f"{index:06}.names", durable=False) as new, new.open("wb") as names:
             for records in chunk.read():
                 lengths = records.lengths()
                 letters_read += len(get_bytes(records.sequences))

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bionemo.common.files import replacing
 from bionemo.preparation.checksums import OutputFile, write_with_checksum
 from bionemo.preparation.records import get_bytes
 
@@ -78,7 +79,7 @@ def write_spill(
     text = pa.concat_arrays(texts).take(pa.array(order)) if len(row_numbers) else pa.array([], pa.binary())
     rows = pa.record_batch({"text": text, "row": row_numbers[order]})
     bounds = np.searchsorted(buckets[order], np.arange(len(layout.bounds)))
-    with pa.ipc.new_file(path, rows.schema) as file:
+    with replacing(path, durable=False) as new, pa.ipc.new_file(new, rows.schema) as file:
         for begin, end in pairwise(bounds.tolist()):
             file.write_batch(rows.slice(begin, end - begin))
     return SpillFile(path, len(row_numbers), len(get_bytes(text)))

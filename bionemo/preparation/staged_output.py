@@ -67,7 +67,7 @@ class StagedOutput:
 
 def result_parameters(job: PreparationConfig, *excluded: str) -> dict[str, Any]:
     """Return the settings that determine the result, for the manifest, except the source; see `_compare_sources`."""
-    names = ("_target_", "output", "force", "num_preprocess_workers", "source", *excluded)
+    names = ("_target_", "output", "force", "num_preprocess_workers", "engine", "source", *excluded)
     return {key: value for key, value in asdict(job).items() if key not in names}
 
 

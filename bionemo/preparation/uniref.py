@@ -56,7 +56,7 @@ def prepare(job: ClustersJob) -> None:
             _check_exists(key, _input_path(job, key))
         for split, path in custom.items():
             _check_exists(f"{split}.custom_pretraining_fasta_path", path)
-        with worker_pool(job.num_preprocess_workers) as workers:
+        with worker_pool(job) as workers:
             writer = _Writer(job, output, workers)
             if custom:
                 for split, path in custom.items():

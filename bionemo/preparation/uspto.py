@@ -89,7 +89,7 @@ def _canonicalise_file(
     kept: list[Reaction] = []
     with (
         progress(f"reading {path.name}", len(content)) as advance,
-        closing(map_ordered(_canonicalise, tasks, job.num_preprocess_workers)) as results,
+        closing(map_ordered(_canonicalise, tasks, job)) as results,
     ):
         for task, result in zip(tasks, results, strict=True):
             for reaction, canonical in zip(task, result, strict=True):

@@ -74,10 +74,10 @@ def prepare(job: ZincJob) -> None:
         dropped: Counter[str] = Counter()
         blocks = read_smiles(_add_inputs(files, output), job.sequence_column, job.id_column)
         buckets = _Buckets(output.scratch, "molecules", files)
-        workers = min(job.num_preprocess_workers, len(buckets.paths))  # starting processes takes longer than a bucket
+        limit = len(buckets.paths)  # of processes: starting one takes longer than a bucket
         with (
             progress("reading molecules", sum(path.stat().st_size for path, _ in files)) as advance,
-            closing(map_ordered(partial(_parse_block, job), blocks, job.num_preprocess_workers)) as results,
+            closing(map_ordered(partial(_parse_block, job), blocks, job)) as results,
         ):
             for result in results:
                 buckets.add(result.rows)
@@ -90,7 +90,7 @@ def prepare(job: ZincJob) -> None:
             with (
                 progress("removing duplicates", sum(path.stat().st_size for path in with_duplicates)) as advance,
                 closing(
-                    map_ordered(partial(_remove_duplicates, job.on_duplicate), with_duplicates, workers)
+                    map_ordered(partial(_remove_duplicates, job.on_duplicate), with_duplicates, job, limit)
                 ) as distinct,
             ):
                 for rows, duplicates, size in distinct:
@@ -100,7 +100,7 @@ def prepare(job: ZincJob) -> None:
             buckets.flush()
         with (
             progress("sorting molecules", sum(path.stat().st_size for path in buckets.paths)) as advance,
-            closing(map_ordered(_sort_bucket, buckets.paths, workers)) as sizes,
+            closing(map_ordered(_sort_bucket, buckets.paths, job, limit)) as sizes,
         ):
             for size in sizes:
                 advance(size)

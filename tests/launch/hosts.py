@@ -3,9 +3,12 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tests.conftest import ROOT
 
 AVAILABLE = os.geteuid() == 0 and all(map(shutil.which, ("ip", "nsenter", "unshare")))
 _ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
@@ -40,6 +43,36 @@ def two_hosts(directory: Path) -> Iterator[list[list[str]]]:
     finally:
         for arguments in (f"netns del {tag}n1", f"netns del {tag}n2", f"link del {tag}"):
             subprocess.run(["ip", *arguments.split()], check=False, capture_output=True)
+
+
+@contextmanager
+def ray_cluster(
+    directory: Path,
+) -> Iterator[tuple[list[list[str]], dict[str, str], list["subprocess.Popen[bytes]"]]]:
+    """Start Ray on two simulated hosts: Ray distinguishes nodes by their addresses.
+
+    Yields the command prefixes of the hosts, the environment of a command, and the processes that run Ray.
+    """
+    token = {"RAY_TMPDIR": "/tmp", "RAY_AUTH_TOKEN_PATH": str(directory / "token"), "RAY_PORT": "6379"}
+    environment = {
+        **os.environ, **token, "MASTER_ADDR": address(1), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }  # fmt: skip
+    script = ["bash", str(ROOT / "scripts" / "start_ray_cluster.sh"), "--num-cpus=2"]
+    with two_hosts(directory) as hosts:
+        members = [
+            subprocess.Popen(
+                [*host, *script, f"--node-ip-address={address(number)}"], cwd=directory, start_new_session=True,
+                env={**environment, "GROUP_RANK": str(number - 1)},
+            )
+            for number, host in enumerate(hosts, 1)
+        ]  # fmt: skip
+        try:
+            yield hosts, environment, members
+        finally:
+            for member in members:
+                with suppress(ProcessLookupError):
+                    os.killpg(member.pid, 9)
 
 
 def _ip(*commands: str) -> None:

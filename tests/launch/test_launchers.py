@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.launch.hosts import AVAILABLE, address, two_hosts
+from tests.launch.hosts import AVAILABLE, address, ray_cluster
 from tests.launch.mini_slurm import MISSING, mini_slurm
 from tests.support.runs import fingerprint, logged, run_on_ranks, tiny
 
@@ -107,25 +107,10 @@ def slurm(place: Path) -> Path:
 
 
 def ray(place: Path) -> Path:
-    """Start Ray on two simulated hosts: Ray distinguishes nodes by their addresses."""
-    token = {"RAY_TMPDIR": "/tmp", "RAY_AUTH_TOKEN_PATH": str(place / "token"), "RAY_PORT": "6379"}
-    environment = {**os.environ, **token, "MASTER_ADDR": address(1), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    script = ["bash", str(ROOT / "scripts" / "start_ray_cluster.sh"), "--num-cpus=2"]
-    with two_hosts(place) as hosts:
-        members = [
-            subprocess.Popen(
-                [*host, *script, f"--node-ip-address={address(number)}"], cwd=place, start_new_session=True,
-                env={**environment, "GROUP_RANK": str(number - 1)},
-            )
-            for number, host in enumerate(hosts, 1)
-        ]  # fmt: skip
-        try:
-            where = ["cluster=ray", f"cluster.address={address(1)}:6379"]
-            command = [sys.executable, "-m", "bionemo.launch", *overrides(place / "launched"), *where]
-            call([*hosts[0], *command], place, **environment)
-        finally:
-            for member in members:
-                os.killpg(member.pid, 9)
+    with ray_cluster(place) as (hosts, environment, _):
+        where = ["cluster=ray", f"cluster.address={address(1)}:6379"]
+        command = [sys.executable, "-m", "bionemo.launch", *overrides(place / "launched"), *where]
+        call([*hosts[0], *command], place, **environment)
     return place / "launched" / "results"
 
 

@@ -3,6 +3,7 @@
 
 import builtins
 import errno
+import gc
 import io
 import os
 import shutil
@@ -134,6 +135,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         return disk / "o" / "out"
 
     yield resized
+    gc.collect()  # tracebacks keep files open
     subprocess.run(["umount", str(disk)], check=True)
 
 

@@ -40,7 +40,13 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 def run(source: Path | str, output: Path, task: str | list[str]) -> None:
     prepare(
         FlipJob(
-            _target_="", output=str(output), force=False, num_preprocess_workers=1, source=str(source), task_name=task
+            _target_="",
+            output=str(output),
+            force=False,
+            num_preprocess_workers=1,
+            engine="local",
+            source=str(source),
+            task_name=task,
         )
     )
 

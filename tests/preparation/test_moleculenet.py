@@ -20,7 +20,14 @@ ROWS = [[f'{number}-"al", {number}', "OC" + "C" * number, f"-{number}.10", f"{nu
 
 def job(source: Path | str, output: Path, **changed: object) -> MoleculeNetJob:
     settings: dict[str, object] = {
-        **{"_target_": "", "output": str(output), "force": False, "num_preprocess_workers": 1, "source": str(source)},
+        **{
+            "_target_": "",
+            "output": str(output),
+            "force": False,
+            "num_preprocess_workers": 1,
+            "engine": "local",
+            "source": str(source),
+        },
         **{"task_name": "FreeSolv", "val_size": 0.15, "test_size": 0.25, "seed": 0, "on_invalid": "error"},
         "split": "random",
     }

@@ -27,7 +27,14 @@ HEADER = ["reaction_type", "set", "reactants", "products"]
 
 def job(source: Path, output: Path, **changed: object) -> UsptoJob:
     settings: dict[str, object] = {
-        **{"_target_": "", "output": str(output), "force": False, "num_preprocess_workers": 1, "source": str(source)},
+        **{
+            "_target_": "",
+            "output": str(output),
+            "force": False,
+            "num_preprocess_workers": 1,
+            "engine": "local",
+            "source": str(source),
+        },
         **{"checksum": None, "on_invalid": "error"},
     }
     return UsptoJob(**(settings | changed))  # type: ignore[arg-type]

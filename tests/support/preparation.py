@@ -59,7 +59,7 @@ def small(**sizes: int) -> Iterator[None]:
 
 def make_job(source: Path | str | Sequence[Path | str], output: Path, **changes: Any) -> SequencesJob:
     values: dict[str, Any] = {
-        **{"_target_": "", "output": str(output), "force": False, "num_preprocess_workers": 1},
+        **{"_target_": "", "output": str(output), "force": False, "num_preprocess_workers": 1, "engine": "local"},
         **{"val_size": 1, "test_size": 1, "seed": 0, "num_csv_files": 2},
         **{"on_empty": "error", "on_duplicate": "error", "on_letters": "error"},
         **{"source": str(source) if isinstance(source, Path | str) else [str(path) for path in source]},

@@ -19,7 +19,14 @@ FILES = 3
 
 def make_job(source: Path, output: Path, **changes: Any) -> ClustersJob:
     values: dict[str, Any] = {
-        **{"_target_": "", "output": str(output), "force": False, "num_preprocess_workers": 1, "source": str(source)},
+        **{
+            "_target_": "",
+            "output": str(output),
+            "force": False,
+            "num_preprocess_workers": 1,
+            "engine": "local",
+            "source": str(source),
+        },
         **{"uf50_datapath": str(source / UF50), "uf90_datapath": str(source / UF90)},
         **{"val_datapath": str(source / VALID), "test_datapath": str(source / VALID)},
         **{"cluster_mapping_tsv": str(source / TABLE), "num_csv_files": FILES},

@@ -27,6 +27,7 @@ class PreparationConfig:
     output: str  # directory of the result
     force: bool  # prepare again even if the result exists
     num_preprocess_workers: ProcessCount  # at most one per core is used
+    engine: Literal["local", "ray"]  # processes of this machine, or all cores of a Ray cluster
 
 
 @dataclass(kw_only=True)

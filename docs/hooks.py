@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 from jupyter_client.manager import KernelManager
@@ -140,8 +140,10 @@ def _configuration() -> Iterator[str]:
                         found = defaults.get((name, field.name)) or _schema_default(field)
                         hint = hints[field.name]
                         kind = _escape(describe(hint))
-                        if group := next(filter(is_dataclass, alternatives(hint)), None):
+                        options = [each for option in alternatives(hint) for each in (option, *get_args(option)[1:])]
+                        if group := next(filter(is_dataclass, options), None):
                             kind = f"[{group.__name__}](#{group.__name__.lower()})"
+                        found = found or ("" if group else "none")  # of a source of a mixture
                         yield f"| `{field.name}` | {kind} | {_escape(found)} | {_escape(meanings[field.name])} |"
                     yield ""
 

@@ -13,11 +13,11 @@ LIMITS = {
     "checkpoint": 628,
     "cli": 1_472,
     "common": 941,
-    "config": 2_063,
-    "data": 3_321,
-    "evaluation": 1_821,
+    "config": 2_087,
+    "data": 3_458,
+    "evaluation": 1_823,
     "experiment": 510,
-    "finetuning": 1_451,
+    "finetuning": 1_452,
     "formats": 1_769,
     "inference": 1_425,
     "launch": 875,
@@ -26,7 +26,7 @@ LIMITS = {
     "planning": 405,
     "preparation": 2_784,
     "tokenizers": 316,
-    "training": 2_173,
+    "training": 2_177,
 }
 
 

@@ -66,6 +66,7 @@ def _check_run(cfg: RunConfig) -> list[str]:
         *_check_muon(model),
         *_check_schedule(model.optim.sched, trainer),
         *_check_mock(model),
+        *_check_mixture(model),
         *_check_split_sizes(model.data.preprocessing, "model.data.preprocessing."),
     ]
 
@@ -291,6 +292,14 @@ def _check_mock(model: ModelConfig) -> Iterator[str]:
     if isinstance(model.data, ProteinDataConfig) and not 1 <= model.data.mock.min_length <= model.data.mock.max_length:
         mock = model.data.mock
         yield f"model.data.mock.min_length={mock.min_length} is not from 1 to max_length={mock.max_length}"
+
+
+def _check_mixture(model: ModelConfig) -> Iterator[str]:
+    data = model.data
+    if isinstance(data, MaskedDataConfig) and data.mixture == {}:
+        yield "model.data.mixture has no sources: give model.data.mixture.NAME.weight and .dataset_path of each"
+    if isinstance(data, MaskedDataConfig) and data.mixture and data.train.uf90 is not None:
+        yield "model.data.mixture cannot draw from clusters: choose data@model.data=mixture"
 
 
 def _check_split_sizes(job: object, prefix: str) -> Iterator[str]:

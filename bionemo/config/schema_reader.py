@@ -95,6 +95,9 @@ class SchemaReader:
             nested = [option for option in alternatives(hint) if is_dataclass(option)]
             if nested and isinstance(value, DictConfig):
                 return self._read_group(value, nested[0], f"{key}.")  # type: ignore[arg-type]
+            items = [get_args(option)[1] for option in alternatives(hint) if get_origin(option) is dict]
+            if isinstance(value, DictConfig) and any(map(is_dataclass, items)):
+                return self._read_groups(cfg, value, items[0], key)
             value = convert(value, hint)
             if expected := find_out_of_range(value, annotated):
                 self._add_problem(cfg, name, key, f"{key} is {_shorten(str(value))}, expected {expected}")
@@ -107,6 +110,14 @@ class SchemaReader:
         except TypeError:
             self._add_problem(cfg, name, key, _describe_wrong_type(cfg, name, hint, key))
         return None
+
+    def _read_groups(self, cfg: DictConfig, groups: DictConfig, schema: Any, key: str) -> dict[str, Any]:
+        """Read groups by name; keys that one lacks have the values of the same keys in `cfg`, which contains it."""
+        common = OmegaConf.masked_copy(cfg, [field.name for field in fields(schema) if field.name in cfg])
+        for name, group in groups.items_ex(resolve=False):
+            if isinstance(group, DictConfig):
+                groups[name] = OmegaConf.merge(common, group)
+        return {str(name): self._read_value(groups, name, schema, schema, f"{key}.{name}") for name in list(groups)}
 
     def _add_missing(self, key: str) -> None:
         self.missing.append(key)

@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.config.micro_batches import MicroBatches
@@ -20,12 +21,13 @@ from bionemo.data.collate import Collator
 from bionemo.data.dataset import Dataset, DatasetFactory
 from bionemo.data.files import SplitName
 from bionemo.data.loader import StepDataset, StepLoader
+from bionemo.data.mixture import MixtureStream, Segment, change_shares
 from bionemo.data.packing import pack, pad
 from bionemo.data.sampler import DataPosition, GlobalBatchSampler, SampleStream
 from bionemo.tokenizers import Vocabulary
 
 log = logging.getLogger(__name__)
-_RECORDS = "training records"
+_RECORDS, _SOURCES = "training records", "the sources of model.data.mixture"
 
 
 def pads_dynamically(config: DataConfig) -> bool:
@@ -53,6 +55,7 @@ class SequenceData(pl.LightningDataModule):
         self.config, self.trainer_config, self.vocabulary = config, trainer_config, vocabulary
         self.factory, self.micro_batches = factory, micro_batches
         self.position = DataPosition()
+        self.segments: list[Segment] = []  # of a resumed mixture
         self.datasets: dict[SplitName, Dataset] = {}
 
     def dataset(self, name: SplitName) -> Dataset:
@@ -65,7 +68,7 @@ class SequenceData(pl.LightningDataModule):
 
     def reference_losses(self) -> dict[str, float]:
         """Return baseline losses in nats per target token, by name. The splits of `fit` must be open."""
-        batches = (batch for step in self._evaluation_steps("val") for batch in step.micro_batches)
+        batches = (batch for steps in self._evaluation_steps("val") for step in steps for batch in step.micro_batches)
         return self.factory.reference_losses(self.datasets["train"], self.datasets["val"], batches)
 
     def setup(self, stage: str) -> None:
@@ -83,26 +86,38 @@ class SequenceData(pl.LightningDataModule):
         data = self.config.data
         return self.steps("train", data.shuffle, self._epochs(), micro_batches or self.micro_batches, self.position)
 
-    def val_dataloader(self) -> StepLoader:
-        """Return a loader that reads every record once and pads the last step. Masks do not change between epochs.
+    def val_dataloader(self) -> list[StepLoader]:
+        """Return a loader that reads every record once and pads the last step; for a mixture, one for each source.
 
-        Records are in the order of the files; packing changes the order within a packing window.
+        Masks do not change between epochs. Records are in the order of the files; packing changes the order within a
+        packing window.
         """
-        return self._loader(self._evaluation_steps("val"), workers=0)
+        return [self._loader(steps, workers=0) for steps in self._evaluation_steps("val")]
 
-    def test_dataloader(self) -> StepLoader:
-        """Return a loader like that of the validation data."""
-        return self._loader(self._evaluation_steps("test"), workers=0)
+    def test_dataloader(self) -> list[StepLoader]:
+        """Return loaders like those of the validation data."""
+        return [self._loader(steps, workers=0) for steps in self._evaluation_steps("test")]
 
-    def _evaluation_steps(self, name: SplitName) -> StepDataset:
+    @property
+    def source_names(self) -> list[str]:
+        """Names of the sources of a mixture, in the order of the loaders for evaluation; [] for a single data set."""
+        mixture = next(iter(self.datasets.values())).mixture
+        return list(mixture.records) if mixture else []
+
+    def _evaluation_steps(self, name: SplitName) -> list[StepDataset]:
         rows = self.micro_batches.size
         if self.config.micro_batch_size == "auto":  # about as many rows on every device
             rows = min(rows, self.micro_batches.limit(self.config.replica_batch_size).size)
-        return self.steps(name, shuffle=False, epochs=1, micro_batches=MicroBatches(rows, 1), start=DataPosition())
+        mixture, micro_batches = self.dataset(name).mixture, MicroBatches(rows, 1)
+        parts = mixture.records.values() if mixture else [self.dataset(name).records]
+        return [
+            self.steps(name, shuffle=False, epochs=1, micro_batches=micro_batches, start=DataPosition(), records=part)
+            for part in parts
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stream position and the settings that determine the stream of samples."""
-        return {"position": asdict(self.position), "stream": self._stream()}
+        return {"position": asdict(self.position), "stream": self._stream(), "mixture": self._segments()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the stream position. If the stream has changed, continue after as many samples of the same epoch."""
@@ -123,14 +138,28 @@ class SequenceData(pl.LightningDataModule):
             )  # fmt: skip
             start = epoch * records + min(used, records)
             self.position = replace(self.position, window_start=start, row=0, window_end=0, stream_samples=start)
+        mixture = self.dataset("train").mixture
+        if mixture and old.get(_SOURCES) == stream[_SOURCES]:
+            used = max(self.position.window_start, self.position.window_end)
+            self.segments = change_shares(state["mixture"], mixture.quotas, used, records)
+            if state["mixture"][-1][1] != mixture.quotas:
+                log.warning(
+                    "the weights in model.data.mixture are different from the checkpoint; they apply from epoch %s of "
+                    "the mixture on", f"{self.segments[-1][0] // records + 1:,}",
+                )  # fmt: skip
+
+    def _segments(self) -> list[Segment]:
+        mixture = self.dataset("train").mixture
+        return self.segments or ([(0, mixture.quotas)] if mixture else [])
 
     def _stream(self) -> dict[str, Any]:
-        data, dataset = self.config.data, self.dataset("train")
+        data, dataset, mixture = self.config.data, self.dataset("train"), self.dataset("train").mixture
         return {
             "model.data.train.seed": data.train.seed,
             **{f"model.data.{key}": getattr(data, key) for key in ("shuffle", "packing", "packing_window")},
             "model.seq_length": self.config.seq_length,
             _RECORDS: len(dataset.records),
+            **({_SOURCES: {name: len(each) for name, each in mixture.records.items()}} if mixture else {}),
             **dataset.fingerprint,
         }
 
@@ -149,23 +178,34 @@ class SequenceData(pl.LightningDataModule):
         return content.hexdigest()
 
     def steps(
-        self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: MicroBatches, start: DataPosition
-    ) -> StepDataset:
-        """Return the steps of this rank in a split, from a stream position on; `epochs` None: endless."""
+        self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: MicroBatches, start: DataPosition,
+        records: NDArray[np.int64] | None = None,
+    ) -> StepDataset:  # fmt: skip
+        """Return the steps of this rank in a split, from a stream position on.
+
+        `epochs` None: endless. `records` replaces the records in use of the split; those of a mixture are not weighted
+        then.
+        """
         strategy = self.trainer.strategy if self.trainer else None
         rank, ranks = getattr(strategy, "data_parallel_rank", 0), getattr(strategy, "data_parallel_size", 1)
         size, count = micro_batches.size, micro_batches.count
-        sampler = self._sampler(name, shuffle, epochs, size * ranks * count)
+        sampler = self._sampler(name, shuffle, epochs, size * ranks * count, records)
         padding = pads_dynamically(self.config.data)
         collate = Collator(self.dataset(name), size, self.vocabulary.pad_id, padding)
         return StepDataset(sampler, collate, start, rank, ranks, count)
 
     def _sampler(
-        self, name: SplitName, shuffle: bool, epochs: int | None, global_batch_size: int
-    ) -> GlobalBatchSampler:
+        self, name: SplitName, shuffle: bool, epochs: int | None, global_batch_size: int,
+        records: NDArray[np.int64] | None = None,
+    ) -> GlobalBatchSampler:  # fmt: skip
         data, dataset = self.config.data, self.dataset(name)
+        seed, mixture = getattr(data, name).seed, dataset.mixture
+        stream = SampleStream(dataset.records if records is None else records, seed, shuffle, epochs, dataset.clusters)
+        if mixture and records is None:
+            sources, segments = mixture.records, self._segments()
+            stream = MixtureStream(dataset.records, seed, shuffle, epochs, sources=sources, segments=segments)
         return GlobalBatchSampler(
-            stream=SampleStream(dataset.records, getattr(data, name).seed, shuffle, epochs, dataset.clusters),
+            stream=stream,
             lengths=dataset.lengths,
             pack=pack if data.packing else pad,
             max_length=self.config.seq_length,

@@ -18,6 +18,7 @@ from bionemo.common.random_stream import RandomBits
 from bionemo.data.batch import PackedBatch
 from bionemo.data.clusters import Clusters
 from bionemo.data.files import SplitName
+from bionemo.data.mixture import Mixture
 
 
 def _empty() -> NDArray[np.int64]:
@@ -113,6 +114,7 @@ class Dataset(Protocol):
         token_counts: [n] integer, number of tokens of each record in throughput figures, exact or estimated.
         max_lengths: maximum length of a row.
         clusters: selects a record from each cluster; None if a sample is a record.
+        mixture: the sources of a mixture, whose records `records` contains; None for a single data set.
         notes: messages about the data for the user, one line each.
         fingerprint: everything that determines the tokens of each record, except order and maximum length.
     """
@@ -127,6 +129,8 @@ class Dataset(Protocol):
     def max_lengths(self) -> MaxLengths: ...  # noqa: D102
     @property
     def clusters(self) -> Clusters | None: ...  # noqa: D102
+    @property
+    def mixture(self) -> Mixture | None: ...  # noqa: D102
     @property
     def notes(self) -> tuple[str, ...]: ...  # noqa: D102
     @property

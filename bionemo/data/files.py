@@ -2,11 +2,19 @@
 """Paths of the data files of each split. Imports no heavy dependency, so that missing files are reported at once."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from bionemo.common.errors import UserError
-from bionemo.config.schema import DataConfig, ProteinDataConfig, ShardDataConfig, SplitConfig, TextDataConfig
+from bionemo.config.schema import (
+    DataConfig,
+    MaskedDataConfig,
+    ProteinDataConfig,
+    ShardDataConfig,
+    SplitConfig,
+    TextDataConfig,
+)
 from bionemo.data.shards.ranges import shard_paths
 
 SplitName = Literal["train", "val", "test"]
@@ -17,7 +25,10 @@ SMILES_EXTENSIONS = (".smi", ".smiles", ".ism", ".can", ".cxsmiles")
 
 def check_files_exist(config: DataConfig, names: Iterable[SplitName] = ("train", "val")) -> None:
     """Raise a UserError that lists the missing files of the splits."""
-    if isinstance(config, ShardDataConfig):
+    if isinstance(config, MaskedDataConfig) and config.mixture:
+        for of_source in source_configs(config).values():
+            check_files_exist(of_source, names)
+    elif isinstance(config, ShardDataConfig):
         for name in names:
             split_files(config, name)
     elif isinstance(config, TextDataConfig) and config.data_impl == "mmap":
@@ -28,6 +39,21 @@ def check_files_exist(config: DataConfig, names: Iterable[SplitName] = ("train",
                         f"{path} is missing: model.data.data_prefix gives paths of indexed files without .bin and "
                         ".idx; data@model.data=mock_text needs no files"
                     )
+
+
+def source_configs(config: MaskedDataConfig) -> dict[str, MaskedDataConfig]:
+    """Return the configuration of each source of a mixture as that of a single data set, in alphabetical order."""
+    configs = {}
+    for name, source in sorted((config.mixture or {}).items()):
+        splits = {
+            split: replace(
+                getattr(config, split), dataset_path=source.dataset_path, range=getattr(source.dataset, split),
+                data_impl=source.data_impl, data_impl_kwargs=source.data_impl_kwargs,
+            )
+            for split in SPLITS
+        }  # fmt: skip
+        configs[name] = replace(config, mixture=None, dataset_path=source.dataset_path, **splits)
+    return configs
 
 
 def split_files(config: ShardDataConfig, name: SplitName) -> list[Path]:

@@ -50,6 +50,7 @@ class SampleStream:
     shuffle: bool = True  # False: every epoch has the order of `records`
     epochs: int | None = None  # number of passes through the records; None: endless
     clusters: Clusters | None = None  # selects a record from each cluster; None: a sample is a record
+    purpose: str = "order"  # of the random numbers of the permutations
 
     def limit(self, position: int) -> int:
         """Return a position in the stream, or its end if that is smaller."""
@@ -62,7 +63,7 @@ class SampleStream:
         if self.shuffle:
             for epoch in np.unique(epochs):
                 in_epoch = epochs == epoch
-                index[in_epoch] = permute(index[in_epoch], n, purpose_key(self.seed, f"order {epoch}"))
+                index[in_epoch] = permute(index[in_epoch], n, purpose_key(self.seed, f"{self.purpose} {epoch}"))
         chosen = self.records[index]
         return epochs, self.clusters.sample(epochs, chosen) if self.clusters else chosen
 

@@ -212,10 +212,12 @@ def _plots(runs: Sequence[Run]) -> list[str]:
         from bokeh.embed import components
         from bokeh.resources import Resources
 
-    shown = {tag for *_, metrics in _CURVES for tag, _ in metrics} | _NOT_SHOWN
-    others = dict.fromkeys(tag for run in runs for tag in run.curves if tag not in shown)
+    tags = dict.fromkeys(tag for run in runs for tag in run.curves)
+    sources = tuple((tag, 1.5) for tag in tags if tag.startswith("val_loss/")) if len(runs) == 1 else ()
+    curves = (*_CURVES[:1], ("validation loss of each source, nats", False, sources), *_CURVES[1:])
+    shown = {tag for *_, metrics in curves for tag, _ in metrics} | _NOT_SHOWN
     figures: list[Any] = []
-    for title, logarithmic, metrics in (*_CURVES, *((tag, False, ((tag, 1.5),)) for tag in others)):
+    for title, logarithmic, metrics in (*curves, *((tag, False, ((tag, 1.5),)) for tag in tags if tag not in shown)):
         if any(tag in run.curves for run in runs for tag, _ in metrics):
             figures.append(_curve(title, logarithmic, metrics, runs, figures[0].x_range if figures else None))
     script, divs = components(figures)
@@ -243,7 +245,7 @@ def _curve(
             label = " ".join(filter(None, (run.name if len(runs) > 1 else "", tag if len(metrics) > 1 else "")))
             dash = "dashed" if width > 2 and len(runs) > 1 else "solid"
             style = {
-                "color": _COLORS[(number + (width > 2 and len(runs) == 1)) % len(_COLORS)],
+                "color": _COLORS[(metrics.index((tag, width)) if len(runs) == 1 else number) % len(_COLORS)],
                 "source": {"x": steps, "y": values},
                 **({"legend_label": label} if label else {}),
             }

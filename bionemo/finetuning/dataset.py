@@ -38,6 +38,7 @@ class LabelledDataset:
     seed: int  # seed of dropout
     notes: tuple[str, ...] = ()
     clusters: None = None
+    mixture: None = None
 
     @property
     def records(self) -> NDArray[np.int64]:

@@ -13,18 +13,19 @@ from bionemo.data.loader import StepDataset, StepLoader
 def resolve_fractions(trainer: pl.Trainer, data: SequenceData) -> None:
     """Replace fractions in a trainer for the splits that are open. A split is counted only if its key is a fraction.
 
-    `trainer.limit_val_batches` and `limit_test_batches` are rounded down, to at least one batch.
+    `trainer.limit_val_batches` and `limit_test_batches` are rounded down, to at least one batch. For a mixture, they
+    are fractions of its largest source and apply to each source.
     `trainer.val_check_interval` is a fraction of `check_val_every_n_epoch` epochs, rounded down; a fraction that
     covers the whole run means its end.
     """
     config, replicas = data.trainer_config, data.config.data_parallel_size(trainer.world_size)
-    for key, split, make_loader in (
+    for key, split, make_loaders in (
         ("limit_val_batches", "val", data.val_dataloader),
         ("limit_test_batches", "test", data.test_dataloader),
     ):
         limit = getattr(trainer, key)
         if isinstance(limit, float) and limit < 1 and split in data.datasets:
-            batches = math.ceil(_count_batches(make_loader(), replicas))
+            batches = math.ceil(max(_count_batches(loader, replicas) for loader in make_loaders()))
             setattr(trainer, key, max(1, int(batches * limit)) if limit else 0)
     if not isinstance(trainer.val_check_interval, float) or "train" not in data.datasets:
         return

@@ -17,13 +17,14 @@ _EARLY_STOPPING = "exp_manager.early_stopping_callback_params"
 _WRONG_SUFFIXES = {"max": ("loss", "perplexity", "percent_invalid"), "min": ("accuracy",)}
 
 
-def check_monitors(config: ExpManagerConfig, model: Trainable, trainer: pl.Trainer) -> None:
+def check_monitors(config: ExpManagerConfig, model: Trainable, trainer: pl.Trainer, sources: list[str]) -> None:
     """Check that validations compute every metric that ranks checkpoints, stops the run or is part of a file name.
 
     Args:
         config: `exp_manager` of the configuration.
         model: the model.
         trainer: trainer with all callbacks; those that log metrics list them in `metric_names`.
+        sources: names of the sources of a mixture.
 
     Raises:
         UserError: if a metric is unknown; names the key and the known metrics.
@@ -42,7 +43,7 @@ def check_monitors(config: ExpManagerConfig, model: Trainable, trainer: pl.Train
         fields = (name for name, _ in METRIC_FIELD.findall(saving.filename or ""))
         required |= {f"{_CHECKPOINTS}.filename: {{{name}}}": name for name in fields if name not in INTEGER_METRICS}
     if {*required.values()} - {"val_loss"}:  # all models have val_loss; otherwise the model must be built
-        known = _list_validation_metrics(model, trainer)
+        known = [*_list_validation_metrics(model, trainer), *(f"val_loss/{source}" for source in sources)]
         for key, metric in required.items():
             if metric not in known:
                 names = known if "filename" not in key else [*INTEGER_METRICS, *known]

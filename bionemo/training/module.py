@@ -262,11 +262,14 @@ class TrainingModule(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Reset the metrics."""
-        self._sums: dict[str, list[Tensor]] = {"loss": []}  # of each batch: sum and count
+        names = ["loss", *(f"loss/{source}" for source in self._data.source_names)]
+        self._sums: dict[str, list[Tensor]] = {name: [] for name in names}  # of each batch: sum and count
 
-    def validation_step(self, step: StepBatch) -> None:
-        """Collect loss and metrics of a batch."""
-        self._sums["loss"].append(self.parallel.evaluate(step.micro_batches).float())
+    def validation_step(self, step: StepBatch, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
+        """Collect loss and metrics of a batch; the loader gives its source."""
+        loss = self.parallel.evaluate(step.micro_batches).float()
+        for name in ("loss", *(f"loss/{each}" for each in self._data.source_names[dataloader_idx:][:1])):
+            self._sums[name].append(loss)
         for batch in step.micro_batches:
             with self.parallel.autocast():
                 for name, sums in self._get_model().compute_metrics(batch).items():

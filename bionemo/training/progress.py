@@ -238,7 +238,8 @@ class TrainingProgress(ProgressBar):
         """Print the validation metrics, above the bar if there is one."""
         metrics = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith(_SHOWN_METRICS)}
         if self._enabled and metrics and not trainer.sanity_checking:
-            shown = [f"val_loss {metrics.pop('val_loss'):.4f}", *(f"{name} {v:.3f}" for name, v in metrics.items())]
+            metrics = {"val_loss": metrics.pop("val_loss"), **metrics}
+            shown = [f"{name} {v:.{4 if name.startswith('val_loss') else 3}f}" for name, v in metrics.items()]
             self._console.print(f"step {trainer.global_step:,}  {'  '.join(shown)}", highlight=False, soft_wrap=True)
 
     def teardown(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:

@@ -164,7 +164,7 @@ class TrainingRun:
         resolve_fractions(trainer, self.data)
         if cfg.do_training:
             self.loss_curve.references = self.data.reference_losses()
-            check_monitors(cfg.exp_manager, model, trainer)
+            check_monitors(cfg.exp_manager, model, trainer, self.data.source_names)
             self.checkpoints.check_export(trainer, model)
 
     def start(self) -> None:

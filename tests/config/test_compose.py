@@ -73,6 +73,7 @@ def test_every_choice_of_every_group_fits_the_base(group, name):
     model = name if group == "model" else FITTING.get(name, "esm2nv_8M")
     overrides = [f"model={model}", f"{group}={name}", "name=x", "trainer.devices=8"]
     overrides += ["model.data.dataset_path=/d"] if group == "data" and name not in ("text", "mock_text") else []
+    overrides += ["model.data.mixture.one.weight=1"] if name == "mixture" else []
     base, directory = ("base_config", ROOT / "examples/gpt3/conf") if model == "gpt3" else ("pretrain", CONF_DIR)
     load(base, overrides, directory)
 

@@ -57,7 +57,7 @@ MISTAKES = {
     "model.optim.sched.name=CosineAnealing": r"(did you mean CosineAnnealing?)",
     # groups
     "model=esm2nv_650MM": r"no model 'esm2nv_650MM' (did you mean esm2nv_650M?): available: esm1b, esm1b_s",
-    "data=mok": r"no data 'mok' (did you mean mock?): available: fasta, mock, mock_text, ",
+    "data=mok": r"no data 'mok' (did you mean mock?): available: fasta, mixture, mock, mock_text, ",
     "optim@model.optim=adam_cosin": r"no optim 'adam_cosin' (did you mean adam_cosine?)",
     "dta@model.data=mock": r"no group 'dta' (did you mean data?): available: cluster, data,",
     "trainer=null": r"trainer is a group: choose one of default",

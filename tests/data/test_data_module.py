@@ -212,12 +212,12 @@ def test_a_tiny_validation_set_is_read_completely(ranks: int, number: int, packi
     options = [f"model.data.mock.num_validation_sequences={number}", "model.data.mock.max_length=60",
                f"model.data.packing={packing}", "model.data.drop_last=True"]  # fmt: skip
     data = layout(ranks, 4, 2, *options)
-    every = [list(rank.val_dataloader()) for rank in data]
+    every = [list(rank.val_dataloader()[0]) for rank in data]
     assert len({len(steps) for steps in every}) == 1  # otherwise a rank would wait forever
     batches = [batch for steps in every for step in steps for batch in step.micro_batches]
     assert all(len(batch.tokens) == 4 * 64 for batch in batches)
     assert Counter(text for batch in batches for text in plain(batch)) == records_of(data[0])
-    again = [batch for rank in data for step in rank.val_dataloader() for batch in step.micro_batches]
+    again = [batch for rank in data for step in rank.val_dataloader()[0] for batch in step.micro_batches]
     assert list(map(sequences, again)) == list(map(sequences, batches))
 
 
@@ -230,7 +230,7 @@ def test_validation_with_automatic_micro_batches_does_not_depend_on_the_device()
         assert {len(batch.tokens) for batch in next(iter(data.train_dataloader())).micro_batches} == {
             64 * micro_batches.size
         }
-        validations.append(list(data.val_dataloader()))
+        validations.append(list(data.val_dataloader()[0]))
         assert {len(batch.tokens) for step in validations[-1] for batch in step.micro_batches} == {64 * 8}
     assert all(map(equal, *validations))
 

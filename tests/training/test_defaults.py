@@ -258,7 +258,7 @@ def test_the_attention_of_a_gpu_is_named(
 
 def validation_rows(data: SequenceData) -> list[list[int]]:
     """Return the tokens of each micro-batch of the validation."""
-    return [batch.tokens.tolist() for step in data.val_dataloader() for batch in step.micro_batches]
+    return [batch.tokens.tolist() for step in data.val_dataloader()[0] for batch in step.micro_batches]
 
 
 def test_validation_rows_do_not_depend_on_automatic_micro_batches() -> None:

@@ -27,6 +27,7 @@ from bionemo.config.schema.data import (
     MoleculeDataConfig,
     ProteinDataConfig,
     ShardDataConfig,
+    SourceConfig,
     SpanDataConfig,
     SplitConfig,
     TextDataConfig,

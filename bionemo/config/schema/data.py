@@ -12,6 +12,7 @@ from bionemo.config.schema.ranges import (
     FractionBetween,
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     Range,
     Seed,
@@ -192,8 +193,21 @@ class ProteinDataConfig(ShardDataConfig):
 
 
 @dataclass(kw_only=True)
+class SourceConfig:
+    """One data set of a mixture. Keys that are not set have the values of `model.data`."""
+
+    weight: PositiveFloat  # share of the samples, relative to the other sources
+    dataset_path: str  # parent of the directories train, val and test
+    dataset: DatasetConfig  # files of each split
+    data_impl: DataImpl  # reader of the files; mock: synthetic data
+    data_impl_kwargs: DataImplConfig  # settings of the readers
+
+
+@dataclass(kw_only=True)
 class MaskedDataConfig(ProteinDataConfig):
     """Masked language modeling: the fractions of target positions, and of what replaces their tokens."""
+
+    mixture: dict[str, SourceConfig] | None = None  # sources by name, instead of one data set; see data=mixture
 
     modify_percent: Fraction  # target positions
     mask_percent: Fraction  # of these, <mask>

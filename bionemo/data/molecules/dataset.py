@@ -45,7 +45,7 @@ class MoleculeDataset:
     long is truncated and not passed to RDKit, because RDKit's recursion crashes the process at about 20,000 atoms.
     """
 
-    clusters = None
+    clusters = mixture = None
 
     def __init__(
         self,

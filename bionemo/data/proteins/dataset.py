@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from bionemo.common.random_stream import RandomBits, draw, integers_below, purpose_key, sample_keys
 from bionemo.data.dataset import TokenSequences
-from bionemo.data.proteins.splits import Split
+from bionemo.data.proteins.splits import ConcatenatedSource, Split
 from bionemo.tokenizers import Alphabet
 
 
@@ -21,6 +21,7 @@ class ProteinDataset:
         """Use the sequences of a split, with at most `max_tokens` tokens each, including BOS and EOS."""
         self.split, self.alphabet, self.max_tokens = split, alphabet, max_tokens
         self.records, self.clusters, self.notes = split.records, split.clusters, split.notes
+        self.mixture = split.mixture
         special = 2 * self.has_bos_eos
         self.token_counts = np.minimum(split.source.lengths, max_tokens - special) + np.int32(special)
         residues = int(split.source.lengths.sum(dtype=np.int64))
@@ -58,7 +59,9 @@ class ProteinDataset:
         return TokenSequences(tokens, lengths), unknown
 
     def keys(self, purpose: str, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> RandomBits:
-        """Return the random key of each sample for a purpose."""
+        """Return the random key of each sample for a purpose; it does not depend on the other sources of a mixture."""
+        if isinstance(self.split.source, ConcatenatedSource):
+            _, records = self.split.source.locate(records)
         return sample_keys(purpose_key(self.split.seed, purpose), epochs, records)
 
 

@@ -21,7 +21,7 @@ from bionemo.data.files import SplitName
 from bionemo.data.proteins.dataset import ProteinDataset
 from bionemo.data.proteins.hidden_markov import MASKED, Corruption
 from bionemo.data.proteins.mock import AMINO_ACIDS, MockSource, language
-from bionemo.data.proteins.splits import Split, open_split
+from bionemo.data.proteins.splits import Split, open_mixture, open_split
 from bionemo.tokenizers import Alphabet
 
 _NEVER = np.uint64(2**64 - 1)  # not below any threshold
@@ -150,7 +150,7 @@ class MaskedDataset(ProteinDataset):
         masker = ResidueMasker(
             vocabulary, data.modify_percent, data.mask_percent, data.perturb_percent, data.mask_special_tokens
         )
-        split = open_split(data, name, config.seq_length - 2, vocabulary)
+        split = (open_mixture if data.mixture else open_split)(data, name, config.seq_length - 2, vocabulary)
         return cls(split, vocabulary, config.seq_length, masker)
 
     def tokenize(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> TokenizedBatch:

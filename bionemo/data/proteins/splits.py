@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens the sequences of a split: files, clusters or mock data, after the policies for unusable records."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
-from bionemo.config.schema import ProteinDataConfig
+from bionemo.config.schema import MaskedDataConfig, ProteinDataConfig
 from bionemo.data.clusters import Clusters, open_clusters
 from bionemo.data.columns import PROTEINS
-from bionemo.data.files import SplitName, cluster_members, split_files
+from bionemo.data.files import SplitName, cluster_members, source_configs, split_files
 from bionemo.data.letters import LetterCounts
+from bionemo.data.mixture import PERIOD, Mixture, round_shares
 from bionemo.data.policies import apply_length_policy, drop_empty
 from bionemo.data.proteins import mock
 from bionemo.data.proteins.mock import MockSource
-from bionemo.data.shards.source import SequenceSource, duplicate_notes, open_shards, read_prefixes
+from bionemo.data.shards.source import LetterSource, SequenceSource, duplicate_notes, open_shards, read_prefixes
 from bionemo.tokenizers import Alphabet
 
 _COUNTED_SEQUENCES = 200_000  # of which the letters are counted
@@ -26,13 +28,14 @@ _COUNTED_MOCK_SEQUENCES = 50_000  # they are generated when they are read, which
 class Split:
     """The sequences of a split."""
 
-    source: SequenceSource
+    source: LetterSource
     records: NDArray[np.int64]  # [k], numbers of the records in use; with `clusters`, numbers of clusters
     letter_counts: NDArray[np.int64]  # [256], occurrences of each byte in the first 200,000 sequences
     notes: tuple[str, ...]  # messages for the user
     seed: int  # seed of crops and masks
     crop: bool  # cut long sequences at a random position that changes with the epoch; otherwise keep their beginning
     clusters: Clusters | None = None  # selects a record from each cluster; None if a sample is a record
+    mixture: Mixture | None = None  # the sources, if there are several
 
     @property
     def letter_frequencies(self) -> NDArray[np.float64]:
@@ -87,6 +90,63 @@ def open_split(config: ProteinDataConfig, name: SplitName, max_residues: int, al
         *duplicate_notes(config, name, files),
     ]
     return Split(source, records, counts, tuple(notes), split.seed, crop, clusters)
+
+
+class ConcatenatedSource:
+    """The records of several sources as one `LetterSource`, numbered consecutively."""
+
+    def __init__(self, sources: Sequence[LetterSource]) -> None:
+        self.lengths = np.concatenate([source.lengths for source in sources])
+        # number of the first record of each source, and number of all records
+        self.starts = np.cumsum([0, *(len(source.lengths) for source in sources)])
+        self._sources = tuple(sources)
+
+    def locate(self, records: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the source of each record, and the number of the record in it, int64 [k] each."""
+        numbers = np.searchsorted(self.starts, records, "right") - 1
+        return numbers, records - self.starts[numbers]
+
+    def gather(
+        self,
+        records: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+    ) -> None:
+        """See LetterSource."""
+        numbers, own = self.locate(records)
+        for number in np.unique(numbers):
+            here = numbers == number
+            self._sources[number].gather(own[here], starts[here], counts[here], out, offsets[here])
+
+
+def open_mixture(config: MaskedDataConfig, name: SplitName, max_residues: int, alphabet: Alphabet) -> Split:
+    """Open a split of all sources of `model.data.mixture` as one split; see `open_split`.
+
+    Raises:
+        UserError: as `open_split`; names the source.
+    """
+    splits: dict[str, Split] = {}
+    for source, of_source in source_configs(config).items():
+        try:
+            splits[source] = open_split(of_source, name, max_residues, alphabet)
+        except UserError as error:
+            raise UserError(f"model.data.mixture.{source}: {error}") from error
+    combined = ConcatenatedSource([split.source for split in splits.values()])
+    numbers = [split.records + start for split, start in zip(splits.values(), combined.starts, strict=False)]
+    notes = [f"{source}: {note}" for source, split in splits.items() for note in split.notes]
+    weights = {source: each.weight for source, each in sorted((config.mixture or {}).items())}
+    quotas = round_shares(weights)
+    shares = [PERIOD * weight / sum(weights.values()) for weight in weights.values()]
+    if name == "train" and not np.allclose([*quotas.values()], shares, rtol=0, atol=1e-6):
+        rounded = ", ".join(f"{source} {quota / PERIOD:g}" for source, quota in quotas.items())
+        notes.append(f"model.data.mixture: the shares are rounded to multiples of 1/{PERIOD:,}: {rounded}")
+    return Split(
+        combined, np.concatenate(numbers), np.sum([split.letter_counts for split in splits.values()], axis=0),
+        tuple(notes), splits[source].seed, splits[source].crop,
+        mixture=Mixture(dict(zip(splits, numbers, strict=True)), quotas),
+    )  # fmt: skip
 
 
 def _open_clusters(config: ProteinDataConfig, members: int) -> Clusters:

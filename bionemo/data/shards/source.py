@@ -19,13 +19,10 @@ from bionemo.data.shards.records import TextRecords
 from bionemo.data.shards.smiles_format import find_formats
 
 
-class SequenceSource(Protocol):
-    """Random access to numbered sequences."""
+class LetterSource(Protocol):
+    """Random access to the letters of numbered sequences."""
 
     lengths: np.ndarray  # int32 [n], letters (residues without white space and stop codons, or bytes of text)
-
-    def __len__(self) -> int:
-        """Return the number of records."""
 
     def gather(
         self, records: np.ndarray, starts: np.ndarray, counts: np.ndarray, out: np.ndarray, offsets: np.ndarray
@@ -36,8 +33,12 @@ class SequenceSource(Protocol):
         several times.
         """
 
-    def text(self, record: int) -> str:
-        """Return a whole sequence."""
+
+class SequenceSource(LetterSource, Protocol):
+    """Random access to numbered sequences and their other fields."""
+
+    def __len__(self) -> int:
+        """Return the number of records."""
 
     def fields(self, record: int) -> dict[str, str]:
         """Return all fields of a record, including its sequence."""

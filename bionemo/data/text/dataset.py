@@ -20,7 +20,6 @@ from bionemo.common.errors import UserError
 from bionemo.common.random_stream import draw, draw_runs, integers_below, purpose_key, sample_keys
 from bionemo.config.schema import GPT3Config
 from bionemo.data.batch import PackedBatch
-from bionemo.data.clusters import Clusters
 from bionemo.data.dataset import MaxLengths, TokenizedBatch, TokenSequences
 from bionemo.data.files import SplitName, parse_prefixes
 from bionemo.data.text.blend import Blend
@@ -62,7 +61,7 @@ class TextDataset:
     Pickles without the per-record arrays, which can be large.
     """
 
-    clusters: Clusters | None = None
+    clusters = mixture = None
     notes: tuple[str, ...] = ()
 
     def __init__(

@@ -14,7 +14,7 @@ LIMITS = {
     "cli": 1_472,
     "common": 941,
     "config": 2_087,
-    "data": 3_458,
+    "data": 3_460,
     "evaluation": 1_823,
     "experiment": 510,
     "finetuning": 1_452,

@@ -134,7 +134,9 @@ def open_mixture(config: MaskedDataConfig, name: SplitName, max_residues: int, a
         except UserError as error:
             raise UserError(f"model.data.mixture.{source}: {error}") from error
     combined = ConcatenatedSource([split.source for split in splits.values()])
-    numbers = [split.records + start for split, start in zip(splits.values(), combined.starts, strict=False)]
+    starts = dict(zip(splits, combined.starts[:-1].tolist(), strict=True))
+    records = np.concatenate([split.records + starts[source] for source, split in splits.items()])
+    parts = np.split(records, np.cumsum([len(split.records) for split in splits.values()])[:-1])
     notes = [f"{source}: {note}" for source, split in splits.items() for note in split.notes]
     weights = {source: each.weight for source, each in sorted((config.mixture or {}).items())}
     quotas = round_shares(weights)
@@ -143,9 +145,9 @@ def open_mixture(config: MaskedDataConfig, name: SplitName, max_residues: int, a
         rounded = ", ".join(f"{source} {quota / PERIOD:g}" for source, quota in quotas.items())
         notes.append(f"model.data.mixture: the shares are rounded to multiples of 1/{PERIOD:,}: {rounded}")
     return Split(
-        combined, np.concatenate(numbers), np.sum([split.letter_counts for split in splits.values()], axis=0),
+        combined, records, np.sum([split.letter_counts for split in splits.values()], axis=0),
         tuple(notes), splits[source].seed, splits[source].crop,
-        mixture=Mixture(dict(zip(splits, numbers, strict=True)), quotas),
+        mixture=Mixture(dict(zip(splits, parts, strict=True)), quotas),
     )  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 
 import pickle
 from collections import Counter
+from copy import deepcopy
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,11 +61,11 @@ def test_every_prefix_has_the_shares(weights: dict[str, float]) -> None:
     assert sum(quotas.values()) == PERIOD
     assert min(quotas.values()) >= 1
     draws = 1_000_000
-    sizes = dict.fromkeys(quotas, 1000)
+    sizes = dict.fromkeys(quotas, 100_000)
     _, records = make_stream(quotas, sizes).read(0, draws)
     after = np.arange(1, draws + 1)
     for number, quota in enumerate(quotas.values()):
-        count = np.cumsum(records // 1000 == number)
+        count = np.cumsum(records // 100_000 == number)
         assert np.abs(count * PERIOD - after * quota).max() < PERIOD  # exact integers: less than one draw
 
 
@@ -156,12 +158,14 @@ def sources(directories: dict[str, Path], **weights: float) -> list[str]:
     ]
 
 
+@cache
 def compose(*overrides: str) -> RunConfig:
     small = ["model.seq_length=64", "model.data.packing_window=64", "model.data.num_workers=0", "model.seed=11"]
     return load("pretrain_small", [*small, *overrides], EXAMPLES / "esm1nv" / "conf")
 
 
 def open_data(cfg: RunConfig, rank: int = 0, ranks: int = 1, micro: int = 4, workers: int = 0) -> SequenceData:
+    cfg = deepcopy(cfg)
     cfg.model.micro_batch_size, cfg.trainer.accumulate_grad_batches = micro, None
     cfg.model.data.train.num_workers = workers
     micro_batches = divide_batch(cfg.model, cfg.trainer, ranks, on_gpu=False)
@@ -325,6 +329,11 @@ def test_missing_sources_and_files_are_one_line(directories: dict[str, Path], tm
     (tmp_path / "train" / "x000.csv").write_text("record_id,record_name,sequence_length,sequence\n")
     with pytest.raises(
         UserError, match=rf"^model\.data\.mixture\.gone: {tmp_path}/train/x000\.csv contains no records"
+    ):
+        open_data(cfg).dataset("train")
+    cfg = compose(*sources(directories, large=1), "model.data.mixture.large.data_impl_kwargs.csv_mmap.data_col=9")
+    with pytest.raises(
+        UserError, match=r"^model\.data\.mixture\.large: .*model\.data\.mixture\.large\.data_impl_kwargs"
     ):
         open_data(cfg).dataset("train")
 

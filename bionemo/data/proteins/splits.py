@@ -51,8 +51,12 @@ class Split:
         return float(-(self.letter_frequencies * np.log(self.letter_frequencies)).sum())
 
 
-def open_split(config: ProteinDataConfig, name: SplitName, max_residues: int, alphabet: Alphabet) -> Split:
+def open_split(
+    config: ProteinDataConfig, name: SplitName, max_residues: int, alphabet: Alphabet, keys: str | None = None
+) -> Split:
     """Open a split, apply the policies for long and empty sequences, and count letters.
+
+    `keys` is the prefix of the reader's keys in error messages; None: that of the split.
 
     Raises:
         UserError: if the data is missing, unreadable or empty, or has sequences of more than `max_residues` letters
@@ -69,7 +73,7 @@ def open_split(config: ProteinDataConfig, name: SplitName, max_residues: int, al
     elif members and config.train.uf90:
         source = open_shards(config.train.uf90, files, keys="model.data.train.uf90", expected=PROTEINS)
     else:
-        source = open_shards(split, files, keys=f"model.data.{name}", expected=PROTEINS)
+        source = open_shards(split, files, keys=keys or f"model.data.{name}", expected=PROTEINS)
     label = f"{name} data"
     if not len(source):
         raise UserError(f"{label} has no sequences: check model.data.dataset.{name}")
@@ -130,7 +134,7 @@ def open_mixture(config: MaskedDataConfig, name: SplitName, max_residues: int, a
     splits: dict[str, Split] = {}
     for source, of_source in source_configs(config).items():
         try:
-            splits[source] = open_split(of_source, name, max_residues, alphabet)
+            splits[source] = open_split(of_source, name, max_residues, alphabet, f"model.data.mixture.{source}")
         except UserError as error:
             raise UserError(f"model.data.mixture.{source}: {error}") from error
     combined = ConcatenatedSource([split.source for split in splits.values()])

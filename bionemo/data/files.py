@@ -70,6 +70,8 @@ def split_files(config: ShardDataConfig, name: SplitName) -> list[Path]:
     if split.data_impl == "fasta_fields_mmap":
         extension = "" if all(each.endswith(FASTA_EXTENSIONS) for each in names) else ".fasta"
         return shard_paths(directory, name, names, extension)
+    if split.data_impl == "parquet":
+        return sorted(shard_paths(directory, name, names, ".parquet"))
     is_smiles = all(each.endswith(SMILES_EXTENSIONS) for each in names)
     paths = shard_paths(directory, name, names, "" if is_smiles else ".csv")
     return sorted(paths) if getattr(split.data_impl_kwargs, split.data_impl).sort_dataset_paths else paths

@@ -18,7 +18,7 @@ class OutputFile:
 
     size: int
     sha256: str
-    rows: int | None = None  # number of records, for a CSV file with one header line
+    rows: int | None = None  # number of records of a CSV file with one header line, or of a parquet file
 
 
 @dataclass(frozen=True)

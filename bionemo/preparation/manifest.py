@@ -2,9 +2,9 @@
 """The manifest of a prepared data set: settings, input files, output files and record counts."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -101,10 +101,13 @@ def _without_sample(entry: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key != "sample"}
 
 
-def library_versions(job: str) -> dict[str, str]:
-    """Return the versions of the libraries on which the content of a data set depends, by the preparation's type."""
+def library_versions(job: str, parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions of the libraries on which the content of a data set depends.
+
+    `job` is the preparation's type, `parameters` are its settings.
+    """
     found = {}
-    for name in _LIBRARIES.get(job, ()):
+    for name in (*_LIBRARIES.get(job, ()), *(["pyarrow"] if parameters.get("output_format") == "parquet" else [])):
         with suppress(PackageNotFoundError):  # installed by other means than pip
             found[name] = version(name)
     return found
@@ -112,7 +115,7 @@ def library_versions(job: str) -> dict[str, str]:
 
 def describe_other_versions(manifest: Manifest) -> str:
     """Return a note about libraries that are installed in other versions than those of a manifest; "" without them."""
-    installed = library_versions(manifest.job)
+    installed = library_versions(manifest.job, manifest.parameters)
     other = [
         f"{name} {old}, and {installed[name]} is installed"
         for name, old in manifest.versions.items()
@@ -141,12 +144,15 @@ def verify(directory: Path, advance: Callable[[int], object] = lambda count: Non
             problems.append(f"{name}: {counts.written:,} records written, but the shards contain {rows:,}")
     for name, entry in manifest.files.items():
         try:
-            found = checksum_file(directory / name, advance, csv=entry.rows is not None)
+            is_csv = entry.rows is not None and not name.endswith(".parquet")
+            found = checksum_file(directory / name, advance, csv=is_csv)
         except OSError as error:
             problems.append(f"{name} cannot be read ({error.strerror})")
             continue
-        if found != entry:
-            what = "rows" if found.rows != entry.rows else "size" if found.size != entry.size else "checksum"
+        if found != (entry if is_csv else replace(entry, rows=None)):
+            what = (
+                "rows" if is_csv and found.rows != entry.rows else "size" if found.size != entry.size else "checksum"
+            )
             problems.append(f"{name} has changed since it was written: its {what} differs")
     for source in manifest.inputs:
         for candidate in _possible_paths(source.source, directory):

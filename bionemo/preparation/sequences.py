@@ -33,7 +33,8 @@ def prepare(job: SequencesJob) -> None:
     sources = [job.source] if isinstance(job.source, str) else job.source
     if job.checksum and len(sources) > 1:
         raise UserError(f"checksum applies to a single file, but source has {len(sources)} files: remove it")
-    parameters = result_parameters(job, "checksum")
+    # data sets of earlier versions are CSV files and do not state it
+    parameters = result_parameters(job, "checksum", *(["output_format"] if job.output_format == "csv" else []))
     names = [absolute_source(source) for source in sources]
     with stage_output(job.output, "sequences", parameters, SPLITS, sources=names, force=job.force) as output:
         if output is None:
@@ -100,7 +101,7 @@ def split_sizes(total: int, sizes: SplitSizes) -> dict[str, int]:
     return {"val": val, "test": test, "train": total - val - test}
 
 
-def shard_sizes(directory: str, rows: int, num_shards: int) -> list[tuple[str, int]]:
+def shard_sizes(directory: str, rows: int, num_shards: int, extension: str = "csv") -> list[tuple[str, int]]:
     """Return names and numbers of rows of the shards of a split: as `np.array_split`, without empty shards.
 
     Raises:
@@ -109,7 +110,8 @@ def shard_sizes(directory: str, rows: int, num_shards: int) -> list[tuple[str, i
     if num_shards < 1:
         raise UserError(f"num_csv_files={num_shards}: set at least 1")
     num_shards = min(num_shards, rows)
-    return [(f"{directory}/x{i:03}.csv", rows // num_shards + (i < rows % num_shards)) for i in range(num_shards)]
+    names = (f"{directory}/x{i:03}.{extension}" for i in range(num_shards))
+    return [(name, rows // num_shards + (i < rows % num_shards)) for i, name in enumerate(names)]
 
 
 def _shuffle_rows(
@@ -122,5 +124,7 @@ def _shuffle_rows(
     rows[order] = np.arange(len(order))
     path.write_bytes(rows.data)
     sizes = split_sizes(len(order), job)
-    shards = [shard for split in SPLITS for shard in shard_sizes(split, sizes[split], job.num_csv_files)]
+    shards = [
+        shard for split in SPLITS for shard in shard_sizes(split, sizes[split], job.num_csv_files, job.output_format)
+    ]
     return RowAssignment(path), shards

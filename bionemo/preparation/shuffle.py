@@ -7,19 +7,24 @@ memory and appends it to the shard. Each byte is written twice and read once, in
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from bionemo.common.files import replacing
-from bionemo.preparation.checksums import OutputFile, write_with_checksum
+from bionemo.preparation.checksums import OutputFile, checksum_file, write_with_checksum
 from bionemo.preparation.records import get_bytes
 
 _BUCKET_BYTES = 32 << 20
+_SCHEMA = pa.schema(
+    {"record_id": pa.int64(), "record_name": pa.string(), "sequence_length": pa.int32(), "sequence": pa.string()}
+)
 
 
 @dataclass(frozen=True)
@@ -90,11 +95,29 @@ def write_shard(
 ) -> OutputFile:
     """Write a header and the rows of a shard in order. Each row begins with a line end and contains no other.
 
+    A file named `*.parquet` has the same rows and columns, with a row group for each bucket.
+
     Raises:
         AssertionError: if rows are missing or duplicated.
     """
     rows = int(layout.bounds[shard.buckets.stop] - layout.bounds[shard.buckets.start])
-    return write_with_checksum(path, _shard_parts(header, spills, layout, shard), rows, flush=False)
+    parts = _shard_parts(header, spills, layout, shard)
+    if path.suffix == ".parquet":
+        _write_parquet(path, parts)
+        return replace(checksum_file(path), rows=rows)
+    return write_with_checksum(path, parts, rows, flush=False)
+
+
+def _write_parquet(path: Path, parts: Iterator[memoryview]) -> None:
+    """Write the parts of a CSV file as parquet, with a row group for each part."""
+    header = bytes(next(parts))
+    with pq.ParquetWriter(path, _SCHEMA, compression="zstd", use_dictionary=False) as file:
+        for part in parts:
+            if len(part) > 1:  # the last part is a line end
+                text = pa.py_buffer(header + part + b"\n")
+                options = pa.csv.ReadOptions(use_threads=False, block_size=len(text))
+                types = pa.csv.ConvertOptions(column_types=_SCHEMA)
+                file.write_table(pa.csv.read_csv(pa.BufferReader(text), options, convert_options=types))
 
 
 def _shard_parts(

@@ -110,7 +110,9 @@ def stage_output(
             return
         replaced = _find_replaced(target, top_directories, force)
         staging = StagingDirectory.create(target)
-        output = StagedOutput(staging.tree, staging.scratch, Manifest(job, parameters, versions=library_versions(job)))
+        output = StagedOutput(
+            staging.tree, staging.scratch, Manifest(job, parameters, versions=library_versions(job, parameters))
+        )
         try:
             yield output
             for name, counts in output.manifest.tallies.items():

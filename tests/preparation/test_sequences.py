@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of sequences to shards, compared with a reference in Python and with the order of BioNeMo v1."""
 
+import csv
+import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -8,13 +10,15 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bionemo.common.errors import UserError
 from bionemo.preparation import chunks, sequences
-from bionemo.preparation.manifest import Manifest
+from bionemo.preparation.manifest import Manifest, verify
 from tests.conftest import ROOT
 from tests.support.preparation import generated, left, parse, prepare, reference, rows, shards, small, write
 from tests.support.sequence_files import open_sequences
@@ -54,6 +58,8 @@ ODD = {
     "lower case": ">a\nmk\n>b\nMkV\n>c\nxz\n>d\nU\n",
     "lengths of all digits": "".join(f">n{n}\n{'M' * n}\n" for n in (1, 9, 10, 99, 100, 999, 1000)),
 }
+
+AWKWARD = ">0012\nNA\n>1e5\nNAN\n>NA\nTRUE\n>NULL\nMK\n>2024-01-01\nMKV\n>T\nINF\n"
 
 
 @pytest.mark.parametrize("sizes", [{}, {"chunk": 7, "block": 5, "bucket": 20, "window": 3, "partition": 2}])
@@ -317,3 +323,48 @@ def test_secrets_of_a_url_are_not_written(tmp_path: Path) -> None:
 def test_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
     prepare(write(tmp_path, generated(9), name), tmp_path / "out")
     assert shards(tmp_path / "out") == reference(parse(generated(9).encode()), 1, 1, 0, 2)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"chunk": 7, "block": 5, "bucket": 20, "window": 3, "partition": 2}])
+@pytest.mark.parametrize("content", [ODD["commas and quotes"], ODD["UTF-8"], ODD["lengths of all digits"], AWKWARD])
+def test_parquet_shards_have_the_rows_of_csv_shards(tmp_path: Path, content: str, sizes: dict[str, int]) -> None:
+    source = write(tmp_path, content)
+    with small(**sizes):
+        prepare(source, tmp_path / "csv")
+        manifest = prepare(source, tmp_path / "parquet", output_format="parquet")
+    for name, text in shards(tmp_path / "csv").items():
+        path = (tmp_path / "parquet" / name).with_suffix(".parquet")
+        table = pq.read_table(path)
+        header, *expected = csv.reader(io.StringIO(text.decode()))
+        assert table.column_names == header
+        assert [list(map(str, row.values())) for row in table.to_pylist()] == expected
+        assert manifest.files[str(path.relative_to(tmp_path / "parquet"))].rows == len(expected) > 0
+    assert manifest.versions["pyarrow"] == pa.__version__
+    assert not list((tmp_path / "parquet").rglob("*.csv"))
+
+
+def test_workers_do_not_change_parquet_shards(tmp_path: Path) -> None:
+    source = write(tmp_path, "".join(f">n{i}\n{'ACD' * (i % 50 + 1)}\n" for i in range(3000)))
+    found = []
+    for workers in (0, 1, 2):
+        output = tmp_path / str(workers)
+        prepare(source, output, workers, output_format="parquet")
+        found.append({path.relative_to(output): path.read_bytes() for path in output.rglob("*.parquet")})
+    assert found[0] == found[1] == found[2] and len(found[0]) == 4
+
+
+def test_damaged_parquet_shards_are_found(tmp_path: Path) -> None:
+    prepare(write(tmp_path, ODD["lower case"]), tmp_path / "out", output_format="parquet")
+    path = tmp_path / "out" / "train" / "x000.parquet"
+    path.write_bytes(path.read_bytes()[:-1] + b"X")
+    assert verify(tmp_path / "out") == ["train/x000.parquet has changed since it was written: its checksum differs"]
+
+
+def test_another_output_format_is_another_data_set(tmp_path: Path) -> None:
+    source = write(tmp_path, ODD["lower case"])
+    manifest = prepare(source, tmp_path / "out")
+    assert "output_format" not in manifest.parameters  # as in earlier versions
+    with pytest.raises(UserError, match=r"output_format"):
+        prepare(source, tmp_path / "out", output_format="parquet")
+    prepare(source, tmp_path / "out", output_format="parquet", force=True)
+    assert {path.suffix for path in (tmp_path / "out" / "train").iterdir()} == {".parquet"}

@@ -63,7 +63,14 @@ def make_job(source: Path | str | Sequence[Path | str], output: Path, **changes:
         **{"val_size": 1, "test_size": 1, "seed": 0, "num_csv_files": 2},
         **{"on_empty": "error", "on_duplicate": "error", "on_letters": "error"},
         **{"source": str(source) if isinstance(source, Path | str) else [str(path) for path in source]},
-        **{"checksum": None, "format": "auto", "id_column": "id", "sequence_column": "sequence", "separator": ","},
+        **{
+            "checksum": None,
+            "format": "auto",
+            "id_column": "id",
+            "sequence_column": "sequence",
+            "separator": ",",
+            "output_format": "csv",
+        },
     }
     return SequencesJob(**(values | changes))
 

@@ -20,7 +20,7 @@ from bionemo.config.schema.ranges import (
     WorkerCount,
 )
 
-DataImpl = Literal["csv_mmap", "csv_fields_mmap", "fasta_fields_mmap", "mock"]
+DataImpl = Literal["csv_mmap", "csv_fields_mmap", "fasta_fields_mmap", "parquet", "mock"]
 Files = str | list[str]  # a range such as x[000..049] or x_OP_000..049_CL_, or a list of them
 TaskType = Literal["token-level-classification", "classification", "regression"]  # a label per residue or per sequence
 
@@ -51,11 +51,19 @@ class CsvFieldsConfig(LinesConfig):
 
 
 @dataclass(kw_only=True)
+class ParquetConfig:
+    """Parquet files."""
+
+    column: str  # name of the column of the sequences
+
+
+@dataclass(kw_only=True)
 class DataImplConfig:
     """Settings of each reader; `data_impl` selects one."""
 
     csv_mmap: CsvConfig  # CSV files of which one column is read
     csv_fields_mmap: CsvFieldsConfig  # CSV files of which several columns are read
+    parquet: ParquetConfig  # parquet files
 
 
 @dataclass(kw_only=True)
@@ -168,7 +176,7 @@ class DataConfig:
 
 @dataclass(kw_only=True)
 class ShardDataConfig(DataConfig):
-    """Sequences in CSV or FASTA files, or mock data."""
+    """Sequences in CSV, FASTA or parquet files, or mock data."""
 
     dataset_path: str | None  # parent of the directories train, val and test
     dataset: DatasetConfig  # files of each split

@@ -59,6 +59,7 @@ class SequencesJob(PreparationConfig, SplitSizes, SequencePolicies):
     id_column: str | ColumnIndex  # of a CSV file: name in the header, or index
     sequence_column: str | ColumnIndex  # column of the sequences
     separator: str  # of the columns of a CSV file
+    output_format: Literal["csv", "parquet"]  # of the shards, which have the same rows and columns
 
 
 @dataclass(kw_only=True)

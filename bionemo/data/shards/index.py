@@ -6,12 +6,12 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -29,6 +29,11 @@ _SAMPLE_BYTES = 16 << 10
 _HASHED_BYTES = 4 << 20
 _SMALL_BYTES = 64 << 10  # a smaller index is read, not mapped: a mapped file stays open, and there may be thousands
 _LOCK_SECONDS = 3600
+T = TypeVar("T")
+
+
+class UnwritableError(Exception):
+    """No directory for a file that is derived from a data file can be written."""
 
 
 class FileState(NamedTuple):
@@ -97,28 +102,64 @@ def load_index(
     Raises:
         UserError: from `build`, or if the file changes meanwhile.
     """
+    index: RecordIndex | None = None
+
+    def write(target: Path, identity: str) -> None:
+        nonlocal index
+        index = index or build()
+        write_index(target, identity, index)
+
+    try:
+        return (
+            find_or_write(path, spec, index_paths(path, spec, index_mapping_dir), read_index, write)
+            or index
+            or build()
+        )
+    except UnwritableError as error:
+        _warn_in_memory(path.parent, str(error))
+        return index or build()
+
+
+def find_or_write(
+    path: Path,
+    spec: dict[str, Any],
+    targets: Sequence[Path],
+    read: Callable[[Path, str], T | None],
+    write: Callable[[Path, str], None],
+) -> T | None:
+    """Return what is derived from a data file; derive it if it does not exist for the file's present state.
+
+    Args:
+        path: the data file.
+        spec: what determines the result, as JSON values.
+        targets: possible paths of the result, best first.
+        read: returns the result from a path; None if it is missing, damaged or of another identity.
+        write: writes the result with an identity to a path, atomically.
+
+    Raises:
+        UnwritableError: if no path can be written.
+        UserError: from `write`, or if the data file changes meanwhile.
+    """
     state = FileState.of(path)
     identity = json.dumps([_VERSION, spec, state], sort_keys=True)
-    paths = index_paths(path, spec, index_mapping_dir)
-    for each in paths:
-        if (found := read_index(each, identity)) is not None:
+    for each in targets:
+        if (found := read(each, identity)) is not None:
             return found
-    index, problem = None, ""
-    for each in paths:
+    problem = ""
+    for each in targets:
         try:
             each.parent.mkdir(parents=True, exist_ok=True)
             with _build_lock(each):
-                if (found := read_index(each, identity)) is not None:
-                    return found  # another process has built it
-                index = index or build()
+                if (found := read(each, identity)) is not None:
+                    return found  # another process has written it
+                write(each, identity)
                 if FileState.of(path) != state:
+                    each.unlink()
                     raise UserError(f"{path} changes while it is read: wait until it is written, then start again")
-                write_index(each, identity, index)
-                return read_index(each, identity) or index
+                return read(each, identity)
         except OSError as error:  # read-only or full: try the next directory
             problem = str(error)
-    _warn_in_memory(path.parent, problem)
-    return index or build()
+    raise UnwritableError(problem)
 
 
 def write_index(path: Path, identity: str, index: RecordIndex) -> None:
@@ -156,13 +197,15 @@ def _checksums(index: RecordIndex) -> str:
     return " ".join(str(zlib.crc32(array.data)) for array in index.arrays().values())
 
 
-def index_paths(path: Path, spec: dict[str, Any], index_mapping_dir: str | Path | None) -> list[Path]:
-    """Return the possible paths of an index, best first; they contain a hash of the specification."""
+def index_paths(
+    path: Path, spec: dict[str, Any], index_mapping_dir: str | Path | None, kind: str = "idx"
+) -> list[Path]:
+    """Return the possible paths of an index, best first; they contain `kind` and a hash of the specification."""
     label = hashlib.blake2b(json.dumps(spec, sort_keys=True).encode(), digest_size=4).hexdigest()
     first = path
     if index_mapping_dir and not path.is_relative_to(index_mapping_dir):
         first = _mirror(Path(index_mapping_dir), path)
-    return [each.with_name(f"{path.name}.idx-{label}") for each in (first, _mirror(user_cache(), path.resolve()))]
+    return [each.with_name(f"{path.name}.{kind}-{label}") for each in (first, _mirror(user_cache(), path.resolve()))]
 
 
 def user_cache() -> Path:

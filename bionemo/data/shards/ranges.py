@@ -25,7 +25,7 @@ _WRONG_RANGE = re.compile(r"\{((\d+)(?:[-:~]|\.{3,})(\d+))\}")  # converted; two
 _LITERAL_BRACES = str.maketrans("{}", "\0\1")  # braces that braceexpand must not see
 _FINAL_BRACES = str.maketrans("\0\1", "{}", "{}")
 _MAX_LISTED = 10
-INDEX = re.compile(r"\.idx-[0-9a-f]{8}$")  # end of the name of an index
+INDEX = re.compile(r"(\.(idx|rows)-[0-9a-f]{8})+$")  # end of the name of an index, or of the rows of a parquet file
 
 
 def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:

@@ -22,6 +22,7 @@ from bionemo.common.mapped import MappedFile
 from bionemo.data.shards.compressed import refuse_compressed
 from bionemo.data.shards.formats import ENTRY, NEWLINE, TextFormat, location, record_error
 from bionemo.data.shards.index import RecordIndex, hash_file, load_index
+from bionemo.data.shards.parquet import Parquet, write_rows
 from bionemo.tokenizers.residues import WHITE_SPACE, check_letters, note_stops, trim
 
 _log = logging.getLogger(__name__)
@@ -196,6 +197,9 @@ def _open_shard(path: Path, text_format: TextFormat, index_mapping_dir: str | Pa
 
     refuse_compressed(path)
     try:
+        if isinstance(text_format, Parquet):
+            _note_once(note)
+            path, index_mapping_dir = write_rows(path, text_format.column, index_mapping_dir), None
         file = MappedFile(path)
         index = load_index(path, text_format.spec, build, index_mapping_dir)
     except OSError as error:

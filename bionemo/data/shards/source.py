@@ -15,6 +15,7 @@ from bionemo.data.columns import PROTEINS, SMILES, CsvColumns, SequenceKind, che
 from bionemo.data.files import SMILES_EXTENSIONS, SplitName, split_files
 from bionemo.data.shards.formats import Csv, Fasta
 from bionemo.data.shards.index import FileState
+from bionemo.data.shards.parquet import Parquet
 from bionemo.data.shards.records import TextRecords
 from bionemo.data.shards.smiles_format import find_formats
 
@@ -80,6 +81,11 @@ def open_shards(
     directory = split.index_mapping_dir
     if split.data_impl == "fasta_fields_mmap":
         return TextRecords(paths, Fasta(), index_mapping_dir=directory)
+    if split.data_impl == "parquet":
+        column, is_protein = split.data_impl_kwargs.parquet.column, expected is PROTEINS
+        return TextRecords(
+            paths, Parquet({"sequence": 1}, proteins=is_protein, column=column), index_mapping_dir=directory
+        )
     if expected is SMILES and all(path.suffix in SMILES_EXTENSIONS for path in paths):
         return TextRecords(paths, find_formats(paths), index_mapping_dir=directory)
     key, reader = f"{keys}.data_impl_kwargs.{split.data_impl}", getattr(split.data_impl_kwargs, split.data_impl)

@@ -51,9 +51,9 @@ def verify(directories: list[str]) -> None:
     Raises:
         UserError: if files or record counts differ.
     """
+    from bionemo.common.progress import progress
     from bionemo.preparation.manifest import Manifest, describe_other_versions
     from bionemo.preparation.manifest import verify as find_problems
-    from bionemo.preparation.progress import progress
 
     if not directories:
         raise UserError("--verify requires the directory of a prepared data set")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paths of the data files of each split. Imports no heavy dependency, so that missing files are reported at once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -15,12 +15,14 @@ from bionemo.config.schema import (
     SplitConfig,
     TextDataConfig,
 )
-from bionemo.data.shards.ranges import shard_paths
+from bionemo.data.shards.ranges import expand_range, list_names, shard_paths
+from bionemo.data.store import fetch, is_url, local_path
 
 SplitName = Literal["train", "val", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
-FASTA_EXTENSIONS = (".fasta", ".fa", ".faa", ".fas")
+FASTA_EXTENSIONS: tuple[str, ...] = (".fasta", ".fa", ".faa", ".fas")
 SMILES_EXTENSIONS = (".smi", ".smiles", ".ism", ".can", ".cxsmiles")
+_EXTENSIONS = {"fasta_fields_mmap": FASTA_EXTENSIONS, "parquet": (".parquet",)}  # of other readers than those of CSV
 
 
 def check_files_exist(config: DataConfig, names: Iterable[SplitName] = ("train", "val")) -> None:
@@ -56,8 +58,10 @@ def source_configs(config: MaskedDataConfig) -> dict[str, MaskedDataConfig]:
     return configs
 
 
-def split_files(config: ShardDataConfig, name: SplitName) -> list[Path]:
+def split_files(config: ShardDataConfig, name: SplitName, download: bool = True) -> list[Path]:
     """Return the files of a split in reading order; none for mock data.
+
+    With `download`, files of an object store are first copied to the local cache; see `store.fetch`.
 
     Raises:
         UserError: if files are missing; the message lists them.
@@ -65,16 +69,44 @@ def split_files(config: ShardDataConfig, name: SplitName) -> list[Path]:
     split: SplitConfig = getattr(config, name)
     if split.data_impl == "mock":
         return []
-    directory = _directory(config, name)
+    if download:
+        _download(config, name)
+    paths = shard_paths(_directory(config, name), name, split.range, _extension(split))
+    reader = getattr(split.data_impl_kwargs, split.data_impl, None)
+    return sorted(paths) if getattr(reader, "sort_dataset_paths", split.data_impl == "parquet") else paths
+
+
+def _extension(split: SplitConfig) -> str:
+    """Return the extension of a split's files that their configured names lack."""
     names = [split.range] if isinstance(split.range, str) else split.range
-    if split.data_impl == "fasta_fields_mmap":
-        extension = "" if all(each.endswith(FASTA_EXTENSIONS) for each in names) else ".fasta"
-        return shard_paths(directory, name, names, extension)
-    if split.data_impl == "parquet":
-        return sorted(shard_paths(directory, name, names, ".parquet"))
-    is_smiles = all(each.endswith(SMILES_EXTENSIONS) for each in names)
-    paths = shard_paths(directory, name, names, "" if is_smiles else ".csv")
-    return sorted(paths) if getattr(split.data_impl_kwargs, split.data_impl).sort_dataset_paths else paths
+    extensions = _EXTENSIONS.get(split.data_impl, (".csv", *SMILES_EXTENSIONS))
+    return "" if all(each.endswith(extensions) for each in names) else extensions[0]
+
+
+def _download(config: ShardDataConfig, name: SplitName) -> None:
+    """Copy the files of a split to the local cache if `model.data.dataset_path` is a URL."""
+    root, split = config.dataset_path, getattr(config, name)
+    if root is None or not is_url(root):
+        return
+
+    def choose(files: Collection[str]) -> list[str]:
+        folder = f"{(split.dataset_path or root).removeprefix(root)}/{name}/".lstrip("/")
+        if not any(file.startswith(folder) for file in files):
+            folder = f"{name}/"  # as in `_directory`
+        chosen = [folder + each for each in expand_range(split.range, _extension(split)) if each[0] != "/"]
+        if f"{folder}counts.mmap" in files and split.uf90 and split.sample_from_map is not False:
+            members = f"{split.uf90.uniref90_path.removeprefix(root)}/uf90_csvs/".lstrip("/")
+            chosen = [file for file in files if file.startswith(folder)]
+            chosen += [members + each for each in expand_range(split.uf90.dataset.uf90_csvs, ".csv")]
+        if missing := [file for file in chosen if file not in files]:
+            raise UserError(
+                f"{len(missing)} of {len(chosen)} data files not found in {root}: {list_names(missing)}; it contains "
+                f"{list_names(sorted(files)) or 'no files'}: correct model.data.dataset_path or "
+                f"model.data.dataset.{name}"
+            )
+        return chosen
+
+    fetch(root, name, choose)
 
 
 def cluster_members(config: ProteinDataConfig) -> list[Path] | None:
@@ -86,6 +118,7 @@ def cluster_members(config: ProteinDataConfig) -> list[Path] | None:
     train = config.train
     if train.data_impl == "mock":
         return None
+    _download(config, "train")
     directory = _directory(config, "train") / "train"
     prepared = train.uf90 is not None and (directory / "counts.mmap").is_file()
     if train.sample_from_map is False or not (prepared or train.sample_from_map):
@@ -97,17 +130,20 @@ def cluster_members(config: ProteinDataConfig) -> list[Path] | None:
             f"{directory} has no counts.mmap: prepare UniRef50/90 with do_preprocessing=True, or train on UniRef50 "
             "alone with model.data.train.sample_from_map=False"
         )
-    paths = shard_paths(Path(train.uf90.uniref90_path), "uf90_csvs", train.uf90.dataset.uf90_csvs, ".csv")
+    paths = shard_paths(
+        local_path(train.uf90.uniref90_path, config.dataset_path), "uf90_csvs", train.uf90.dataset.uf90_csvs, ".csv"
+    )
     return sorted(paths) if train.uf90.data_impl_kwargs.csv_fields_mmap.sort_dataset_paths else paths
 
 
 def _directory(config: ShardDataConfig, name: SplitName) -> Path:
-    common = config.dataset_path
-    directory = Path(getattr(config, name).dataset_path or common or ".")
+    root = config.dataset_path
+    common = root and local_path(root, root)
+    directory = local_path(getattr(config, name).dataset_path or root or ".", root)
     if not common or not directory.is_relative_to(common) or (directory / name).is_dir():
         return directory
     # plain shards, without the uf50 directory of prepared UniRef50/90
-    return Path(common) if (Path(common) / name).is_dir() or not directory.is_dir() else directory
+    return common if (common / name).is_dir() or not directory.is_dir() else directory
 
 
 def parse_prefixes(data_prefix: str | Sequence[str | float]) -> tuple[tuple[str, ...], tuple[float, ...] | None]:

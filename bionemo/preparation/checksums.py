@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bionemo.common.files import replacing
-from bionemo.preparation.progress import progress
+from bionemo.common.progress import progress
 
 _READ_BYTES = 4 << 20
 

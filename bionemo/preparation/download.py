@@ -18,7 +18,7 @@ from urllib3.exceptions import HTTPError
 
 from bionemo.common.errors import UserError
 from bionemo.common.files import write_atomic
-from bionemo.preparation.progress import progress
+from bionemo.common.progress import progress
 from bionemo.preparation.staged_output import translate_os_errors
 from bionemo.preparation.urls import file_name, is_url, join_source, local_path, redact_url
 

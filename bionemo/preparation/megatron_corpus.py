@@ -18,12 +18,12 @@ from pathlib import Path
 from bionemo.common.errors import UserError
 from bionemo.common.files import sync
 from bionemo.common.lock import run_lock
+from bionemo.common.progress import progress
 from bionemo.config.schema.preparation import TextJob
 from bionemo.preparation.inputs import is_gzipped, read_line_blocks
 from bionemo.preparation.jsonl import DocumentTokenizer
 from bionemo.preparation.manifest import RecordCounts
 from bionemo.preparation.pool import map_ordered
-from bionemo.preparation.progress import progress
 from bionemo.preparation.staged_output import translate_os_errors
 from bionemo.tokenizers.gpt2 import read_gpt2
 

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
+from bionemo.common.progress import progress
 from bionemo.config.schema.preparation import SequencesJob, Size, SplitSizes
 from bionemo.preparation.checksums import checksum_file
 from bionemo.preparation.chunks import Chunk, count_records, is_fasta, split_into_chunks
 from bionemo.preparation.download import fetch
 from bionemo.preparation.inputs import is_gzipped, notify_dropped_columns, read_gzip
 from bionemo.preparation.pool import worker_pool
-from bionemo.preparation.progress import progress
 from bionemo.preparation.records import InputColumns
 from bionemo.preparation.shards import RowAssignment, write_shards
 from bionemo.preparation.staged_output import StagedOutput, result_parameters, stage_output

@@ -18,11 +18,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bionemo.common.files import replacing, sync
+from bionemo.common.progress import progress
 from bionemo.config.schema.preparation import SequencePolicies
 from bionemo.preparation.checksums import OutputFile
 from bionemo.preparation.chunks import Chunk
 from bionemo.preparation.name_index import NameIndex, find_duplicates, hash_names
-from bionemo.preparation.progress import progress
 from bionemo.preparation.records import Records, clean_records, format_rows, get_bytes
 from bionemo.preparation.shuffle import ShardLayout, SpillFile, write_shard, write_spill
 from bionemo.preparation.staged_output import StagedOutput

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bionemo.common.errors import UserError
+from bionemo.common.progress import progress
 from bionemo.config.schema.preparation import UsptoJob
 from bionemo.data.files import SPLITS
 from bionemo.data.table import parse_table
@@ -15,7 +16,6 @@ from bionemo.preparation.download import fetch, locate
 from bionemo.preparation.inputs import notify_dropped_columns, read_input
 from bionemo.preparation.molecules import unmapped_smiles
 from bionemo.preparation.pool import map_ordered
-from bionemo.preparation.progress import progress
 from bionemo.preparation.staged_output import StagedOutput, result_parameters, stage_output
 from bionemo.preparation.urls import absolute_source, expected_source, is_url, redact_url
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import xxhash
 
 from bionemo.common.errors import UserError
+from bionemo.common.progress import progress
 from bionemo.common.random_stream import purpose_key
 from bionemo.config.schema.preparation import ZincJob
 from bionemo.data.files import SPLITS
@@ -25,7 +26,6 @@ from bionemo.preparation.checksums import checksum_file, write_with_checksum
 from bionemo.preparation.inputs import is_gzipped
 from bionemo.preparation.molecules import SmilesBlock, canonical_smiles, read_smiles
 from bionemo.preparation.pool import map_ordered
-from bionemo.preparation.progress import progress
 from bionemo.preparation.staged_output import StagedOutput, result_parameters, stage_output
 from bionemo.preparation.tranches import fetch_tranches, known_tranches
 from bionemo.preparation.urls import is_url, redact_url

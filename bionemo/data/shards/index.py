@@ -110,11 +110,7 @@ def load_index(
         write_index(target, identity, index)
 
     try:
-        return (
-            find_or_write(path, spec, index_paths(path, spec, index_mapping_dir), read_index, write)
-            or index
-            or build()
-        )
+        return find_or_write(path, spec, index_paths(path, spec, index_mapping_dir), read_index, write)
     except UnwritableError as error:
         _warn_in_memory(path.parent, str(error))
         return index or build()
@@ -126,7 +122,7 @@ def find_or_write(
     targets: Sequence[Path],
     read: Callable[[Path, str], T | None],
     write: Callable[[Path, str], None],
-) -> T | None:
+) -> T:
     """Return what is derived from a data file; derive it if it does not exist for the file's present state.
 
     Args:
@@ -150,13 +146,14 @@ def find_or_write(
         try:
             each.parent.mkdir(parents=True, exist_ok=True)
             with _build_lock(each):
-                if (found := read(each, identity)) is not None:
-                    return found  # another process has written it
-                write(each, identity)
-                if FileState.of(path) != state:
-                    each.unlink()
-                    raise UserError(f"{path} changes while it is read: wait until it is written, then start again")
-                return read(each, identity)
+                if (found := read(each, identity)) is None:  # no other process has written it
+                    write(each, identity)
+                    if FileState.of(path) != state:
+                        each.unlink()
+                        raise UserError(f"{path} changes while it is read: wait until it is written, then start again")
+                    found = read(each, identity)
+            if found is not None:
+                return found
         except OSError as error:  # read-only or full: try the next directory
             problem = str(error)
     raise UnwritableError(problem)

@@ -61,15 +61,12 @@ def write_rows(path: Path, column: str, index_mapping_dir: str | Path | None) ->
             file.write(_header(identity, size))
 
     try:
-        found = find_or_write(path, spec, index_paths(path, spec, index_mapping_dir, "rows"), read, write)
+        return find_or_write(path, spec, index_paths(path, spec, index_mapping_dir, "rows"), read, write)
     except UnwritableError as error:
         raise UserError(
             f"the sequences of {path} cannot be copied to a text file ({error}): free disk space, or set "
             "model.data.index_mapping_dir to a directory to write to"
         ) from error
-    if found is None:
-        raise UserError(f"{path}: the copy of its sequences was changed while it was written: start again")
-    return found
 
 
 def _header(identity: str, size: int) -> bytes:
@@ -86,8 +83,10 @@ def _read_rows(path: Path, column: str) -> Iterator[bytes]:
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES) as file:
             schema, number = file.schema_arrow, 0
             if schema.names.count(column) != 1:
-                columns = ", ".join(schema.names)
-                raise UserError(f"{path} has no column {column!r}, but {columns}: set data_impl_kwargs.parquet.column")
+                raise UserError(
+                    f"{path} has no column {column!r}, but {', '.join(schema.names)}: set "
+                    "data_impl_kwargs.parquet.column"
+                )
             found = schema.field(column).type
             if str(found.value_type if pa.types.is_dictionary(found) else found) not in _TYPES:
                 raise UserError(f"{path}: column {column!r} has the type {found}: sequences are text or bytes")
@@ -109,5 +108,6 @@ def _read_rows(path: Path, column: str) -> Iterator[bytes]:
                 number += len(cells)
                 yield text
     except (pa.ArrowException, OSError) as error:
-        problem = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read as parquet ({problem}): copy or write it again") from error
+        raise UserError(
+            f"{path} cannot be read as parquet ({' '.join(str(error).split())}): copy or write it again"
+        ) from error

@@ -89,7 +89,7 @@ def shard_paths(
         some = len(missing) < len(paths) and not elsewhere
         remedy = f"; set model.data.dataset.{split} to files that exist, such as x[000..003]" if some else ""
         raise UserError(
-            f"{len(missing)} of {len(paths)} data files not found in {folder}: {_list_names(named)}; "
+            f"{len(missing)} of {len(paths)} data files not found in {folder}: {list_names(named)}; "
             f"{_describe_directory(folder)}{remedy}"
         )
     return paths
@@ -124,7 +124,8 @@ def _convert_brackets(pattern: str) -> str:
     return "".join(converted)
 
 
-def _list_names(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
+    """Return the first ten names and the number of the others, for messages."""
     more = len(names) - _MAX_LISTED
     return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
@@ -136,4 +137,4 @@ def _describe_directory(folder: Path) -> str:
         return "that directory does not exist"
     except OSError as error:
         return f"that directory cannot be read ({error.strerror})"
-    return f"it contains {_list_names(names)}" if names else "it is empty"
+    return f"it contains {list_names(names)}" if names else "it is empty"

@@ -18,6 +18,7 @@ from bionemo.data.shards.index import FileState
 from bionemo.data.shards.parquet import Parquet
 from bionemo.data.shards.records import TextRecords
 from bionemo.data.shards.smiles_format import find_formats
+from bionemo.data.store import is_url
 
 
 class LetterSource(Protocol):
@@ -78,11 +79,11 @@ def open_shards(
     Raises:
         UserError: if the files cannot be read with the configured reader.
     """
-    directory = split.index_mapping_dir
+    directory = None if is_url(split.index_mapping_dir) else split.index_mapping_dir
     if split.data_impl == "fasta_fields_mmap":
         return TextRecords(paths, Fasta(), index_mapping_dir=directory)
     if split.data_impl == "parquet":
-        column, is_protein = split.data_impl_kwargs.parquet.column, expected is PROTEINS
+        is_protein, column = expected is PROTEINS, split.data_impl_kwargs.parquet.column
         return TextRecords(
             paths, Parquet({"sequence": 1}, proteins=is_protein, column=column), index_mapping_dir=directory
         )
@@ -107,7 +108,7 @@ def duplicate_notes(config: ShardDataConfig, name: SplitName, paths: Sequence[Pa
     """Return notes about files of a split with the same content as each other or as training files, if these exist."""
     training: list[Path] = []
     with suppress(UserError):
-        training = [] if name == "train" else split_files(config, "train")
+        training = [] if name == "train" else split_files(config, "train", download=False)
     sizes = Counter(path.stat().st_size for path in (*training, *paths))
     first: dict[str, Path] = {}
     repeated, known = [], []

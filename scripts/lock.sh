@@ -6,15 +6,17 @@ set -euo pipefail
 cd "$(dirname "$0")/../setup/requirements"
 command -v uv > /dev/null || { echo "error: uv was not found: pip install uv" >&2; exit 1; }
 excluded=$(mktemp)
-trap 'rm -f "$excluded"' EXIT
+limits=$(mktemp)
+trap 'rm -f "$excluded" "$limits"' EXIT
 echo torch > "$excluded"
+echo 'python-dateutil<3' > "$limits" # for botocore, which the extra store needs
 
 # lock NAME [ARGUMENT...]: write NAME.txt
 lock() {
     local name=$1
     shift
     uv pip compile ../../pyproject.toml --quiet --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
-        --excludes "$excluded" --output-file "$name.txt" "$@"
+        --excludes "$excluded" --constraint "$limits" --output-file "$name.txt" "$@"
 }
 lock base "$@"
 lock all --extra all --constraint base.txt "$@"

@@ -20,8 +20,8 @@ from tests.support.huggingface import theirs
 from tests.support.proteingym import write_suite
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Commands that need a cluster or the hub, follow a job, or install packages
-NOT_RUN = re.compile(r".*hf://|srun |squeue|tail -f|bash scripts/|bcprun |pip install|mpirun |cd /workspace/")
+# Commands that need a cluster, the hub or an object store, follow a job, or install packages
+NOT_RUN = re.compile(r".*(hf|s3)://|srun |squeue|tail -f|bash scripts/|bcprun |pip install|mpirun |cd /workspace/")
 SMALL = ["model.num_layers=2", "model.hidden_size=32", "model.num_attention_heads=2", "model.ffn_hidden_size=64",
          "model.micro_batch_size=4", "model.data.num_workers=0"]  # fmt: skip
 FINE_TUNE = ("--config-name=downstream_flip_sec_str model.restore_encoder_path=MODEL "

@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 USER_EXTRAS = set(EXTRAS) - {"all", "docs", "dev"}
 MODULES = {"molecules": "rdkit", "plots": "matplotlib", "wandb": "wandb", "analysis": "umap", "evaluate": "biotite",
-           "report": "bokeh", "ray": "ray", "hub": "huggingface_hub"}  # fmt: skip
+           "report": "bokeh", "ray": "ray", "hub": "huggingface_hub", "store": "s3fs"}  # fmt: skip
 WITHOUT = """
 import sys
 
@@ -57,7 +57,8 @@ def run_without(extras: set[str], directory: Path, *arguments: str | Path) -> su
     )  # fmt: skip
 
 
-PACKAGES = {"molecules": "rdkit", "wandb": "wandb", "report": "bokeh", "plots": "matplotlib", "hub": "huggingface"}
+PACKAGES = {"molecules": "rdkit", "wandb": "wandb", "report": "bokeh", "plots": "matplotlib", "hub": "huggingface",
+            "store": "(?:s3fs|gcsfs|adlfs)"}  # fmt: skip
 
 
 def test_no_advice_installs_another_package() -> None:
@@ -93,6 +94,7 @@ def smiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("wandb", [*RUN, "exp_manager.create_wandb_logger=True"]),
         ("report", ["report", "{run}"]),
         ("hub", ["checkpoint", "inspect", "hf://lab/esm2"]),
+        ("store", ["pretrain", "--config-name=pretrain_esm2_8M", "model.data.dataset_path=s3://bucket/data"]),
         ("plots", ["analysis", "map", "--input", "{smiles}", "--output", "{out}"]),
     ],
 )

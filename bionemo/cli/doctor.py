@@ -34,6 +34,7 @@ _EXTRAS = {  # optional dependencies of this package, and what needs them
     "wandb": "exp_manager.create_wandb_logger", "ray": "cluster=ray", "analysis": "UMAP (analysis map)",
     "evaluate": "evaluate --suite contacts, and similarity without MMseqs2", "report": "bionemo report",
     "hub": "models of the Hugging Face hub (hf://ORG/NAME)",
+    "store": "training data in object stores (model.data.dataset_path=s3://BUCKET/PREFIX)",
 }  # fmt: skip
 _TIMEOUT = 60.0  # seconds to connect all processes
 _CPU_FEATURES = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 bf16", "amx_tile": "AMX"}

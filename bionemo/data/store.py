@@ -50,8 +50,8 @@ def local_path(path: str, root: str | None) -> Path:
         return Path(path)
     base = (root if root and f"{path}/".startswith(f"{root.rstrip('/')}/") else path).rstrip("/")
     name = re.sub("[^A-Za-z0-9]+", "-", base)[-40:] + "-" + hashlib.blake2b(base.encode(), digest_size=8).hexdigest()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "bionemo", "data")
-    return cache / name / path[len(base) :].strip("/")
+    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(cache, "bionemo", "data", name, path[len(base) :].strip("/"))
 
 
 def fetch(root: str, split: str, choose: Callable[[Collection[str]], Iterable[str]]) -> None:
@@ -104,8 +104,10 @@ def fetch(root: str, split: str, choose: Callable[[Collection[str]], Iterable[st
 def _describe_files(store: Any, path: str, root: str) -> dict[str, Entry]:
     """Return size and tag of each file of a data set."""
     try:
-        manifest = json.loads(store.cat_file(f"{path}/manifest.json"))
-        return {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+        return {
+            name: (int(entry["size"]), str(entry["sha256"]))
+            for name, entry in json.loads(store.cat_file(f"{path}/manifest.json"))["files"].items()
+        }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{root}/manifest.json is not a valid manifest ({error}): upload it again") from error
     except FileNotFoundError:

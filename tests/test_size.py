@@ -14,7 +14,7 @@ LIMITS = {
     "cli": 1_472,
     "common": 951,
     "config": 2_092,
-    "data": 3_697,
+    "data": 3_696,
     "evaluation": 1_823,
     "experiment": 510,
     "finetuning": 1_452,

@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from copy import deepcopy
+from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -308,14 +309,22 @@ def test_two_processes_fetch_once(s3: Any, requests: Callable[[], list[str]]) ->
     assert sorted(requests()) == ["manifest.json", "manifest.json", *of("train")]
 
 
-def data_config(*overrides: str, name: str = "pretrain_small", root: str = ROOT) -> ProteinDataConfig:
-    directory = EXAMPLES / ("esm1nv" if name == "pretrain_small" else "esm2nv") / "conf"
-    return load(name, [f"model.data.dataset_path={root}", *overrides], directory).model.data
+@cache
+def composed(name: str) -> ProteinDataConfig:
+    return load(
+        name, [f"model.data.dataset_path={ROOT}"], EXAMPLES / ("esm2nv" if "2" in name else "esm1nv") / "conf"
+    ).model.data
+
+
+def data_config(train: str, val: str = "x000", name: str = "pretrain_small") -> ProteinDataConfig:
+    data = deepcopy(composed(name))
+    data.train.range, data.val.range = train, val
+    return data
 
 
 def test_files_of_the_configuration(s3: Any, requests: Callable[[], list[str]]) -> None:
     upload(s3, FILES)
-    data = data_config("model.data.dataset.train=x[000..001]", "model.data.dataset.val=x001")
+    data = data_config("x[000..001]", "x001")
     check_files_exist(data)
     assert set(cached()) == {"train/x000.csv", "train/x001.csv", "val/x001.csv"}
     assert [path.read_bytes() for path in split_files(data, "train")] == list(of("train").values())
@@ -329,21 +338,23 @@ def test_missing_objects_are_named(s3: Any) -> None:
     with pytest.raises(
         UserError, match=r"1 of 3 data files not found in s3.*: train/x002\.csv; it contains train/x000\.csv"
     ):
-        check_files_exist(data_config("model.data.dataset.train=x[000..002]"))
+        check_files_exist(data_config("x[000..002]"))
+    empty = data_config("x[000..049]")
+    empty.dataset_path = empty.train.dataset_path = "s3://bucket/none"
     with pytest.raises(UserError, match=r"50 of 50 data files not found in s3://bucket/none: .*contains no files"):
-        check_files_exist(data_config(root="s3://bucket/none"))
+        check_files_exist(empty)
     assert cached() == {}
 
 
 def test_the_training_data_is_not_fetched_for_a_test(s3: Any) -> None:
     upload(s3, FILES)
-    data = data_config("model.data.dataset.val=x[000..001]")
+    data = data_config("x[000..049]", "x[000..001]")
     assert not open_split(data, "val", 62, load_tokenizer("esm1nv")).notes
     assert set(cached()) == set(of("val"))
 
 
-@pytest.mark.parametrize("sampled", ["null", "False"])
-def test_clusters(s3: Any, sampled: str) -> None:
+@pytest.mark.parametrize("sampled", [None, False])
+def test_clusters(s3: Any, sampled: bool | None) -> None:
     counts, starts = np.array([1, 2], np.uint64), np.array([0, 1], np.uint64)
     files = {
         "uf50/train/x000.csv": shard("MKV", "MKL"), "uf50/val/x000.csv": shard("AAA"),
@@ -351,12 +362,11 @@ def test_clusters(s3: Any, sampled: str) -> None:
         "uf90/uf90_csvs/x000.csv": shard("MKV", "MKL", "MRL"),
     }  # fmt: skip
     upload(s3, files)
-    data = data_config(
-        "model.data.dataset.train=x000", "model.data.dataset.val=x000", "model.data.train.uf90.dataset.uf90_csvs=x000",
-        f"model.data.train.sample_from_map={sampled}", name="pretrain_esm2_8M",
-    )  # fmt: skip
+    data = data_config("x000", name="pretrain_esm2_8M")
+    assert data.train.uf90 is not None
+    data.train.uf90.dataset.uf90_csvs, data.train.sample_from_map = "x000", sampled
     split = open_split(data, "train", 62, load_tokenizer("esm2nv"))
-    if sampled == "null":
+    if sampled is None:
         assert split.clusters is not None and len(split.source) == 3
         assert set(cached()) - {"uf50/val/x000.csv"} >= {name for name in files if "val" not in name}
     else:
@@ -366,7 +376,7 @@ def test_clusters(s3: Any, sampled: str) -> None:
 
 def test_plain_shards_of_esm2(s3: Any) -> None:
     upload(s3, FILES)
-    data = data_config("model.data.dataset.train=x000", "model.data.dataset.val=x000", name="pretrain_esm2_8M")
+    data = data_config("x000", name="pretrain_esm2_8M")
     check_files_exist(data)
     assert set(cached()) == {"train/x000.csv", "val/x000.csv"}
     assert open_split(data, "train", 62, load_tokenizer("esm2nv")).source.text(0) == "MKV"

@@ -344,13 +344,13 @@ def test_parquet_shards_have_the_rows_of_csv_shards(tmp_path: Path, content: str
 
 
 def test_workers_do_not_change_parquet_shards(tmp_path: Path) -> None:
-    source = write(tmp_path, "".join(f">n{i}\n{'ACD' * (i % 50 + 1)}\n" for i in range(3000)))
+    source = write(tmp_path, "".join(f">n{i}\n{'ACD' * (i % 50 + 1)}\n" for i in range(900)))
     found = []
-    for workers in (0, 1, 2):
+    for workers in (0, 2):
         output = tmp_path / str(workers)
         prepare(source, output, workers, output_format="parquet")
         found.append({path.relative_to(output): path.read_bytes() for path in output.rglob("*.parquet")})
-    assert found[0] == found[1] == found[2] and len(found[0]) == 4
+    assert found[0] == found[1] and len(found[0]) == 4
 
 
 def test_damaged_parquet_shards_are_found(tmp_path: Path) -> None:

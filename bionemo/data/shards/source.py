@@ -83,9 +83,10 @@ def open_shards(
     if split.data_impl == "fasta_fields_mmap":
         return TextRecords(paths, Fasta(), index_mapping_dir=directory)
     if split.data_impl == "parquet":
-        is_protein, column = expected is PROTEINS, split.data_impl_kwargs.parquet.column
         return TextRecords(
-            paths, Parquet({"sequence": 1}, proteins=is_protein, column=column), index_mapping_dir=directory
+            paths,
+            Parquet({"sequence": 1}, proteins=expected is PROTEINS, column=split.data_impl_kwargs.parquet.column),
+            index_mapping_dir=directory,
         )
     if expected is SMILES and all(path.suffix in SMILES_EXTENSIONS for path in paths):
         return TextRecords(paths, find_formats(paths), index_mapping_dir=directory)

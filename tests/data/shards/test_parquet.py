@@ -3,6 +3,8 @@
 
 import os
 from collections.abc import Sequence
+from copy import deepcopy
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ import pytest
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.micro_batches import MicroBatches
+from bionemo.config.schema import RunConfig
 from bionemo.data.data_module import SequenceData
 from bionemo.data.files import split_files
 from bionemo.data.loader import StepBatch
@@ -39,7 +42,7 @@ TYPES = {
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -88,12 +91,22 @@ def test_codecs(tmp_path: Path, compression: str) -> None:
     assert texts(source) == ["MKV", "A" * 999]
 
 
+@cache
+def composed() -> RunConfig:
+    overrides = ["model.data.dataset_path=.", "model.seq_length=64", "model.data.packing_window=64"]
+    return load("pretrain_small", overrides, EXAMPLES / "esm1nv" / "conf")
+
+
+def config(data_impl: str, directory: Path, files: str, workers: int = 0) -> RunConfig:
+    cfg = deepcopy(composed())
+    data = cfg.model.data
+    data.dataset_path = data.train.dataset_path = str(directory)
+    data.train.data_impl, data.train.range, data.train.num_workers = data_impl, files, workers
+    return cfg
+
+
 def steps(data_impl: str, directory: Path, rank: int, ranks: int, workers: int) -> list[StepBatch]:
-    overrides = [
-        f"model.data.dataset_path={directory}", f"model.data.data_impl={data_impl}", "model.seq_length=64",
-        "model.data.dataset.train=x[0..2]", "model.data.packing_window=64", f"model.data.num_workers={workers}",
-    ]  # fmt: skip
-    cfg = load("pretrain_small", overrides, EXAMPLES / "esm1nv" / "conf")
+    cfg = config(data_impl, directory, "x[0..2]", workers)
     vocabulary = load_tokenizer("esm1nv")
     data = SequenceData(cfg.model, cfg.trainer, vocabulary, MaskedDataset, MicroBatches(2, 1))
     strategy = SimpleNamespace(data_parallel_rank=rank, data_parallel_size=ranks)
@@ -119,12 +132,7 @@ def test_samples_equal_those_of_csv(tmp_path: Path, rank: int, ranks: int, worke
 
 
 def test_files_of_a_split(tmp_path: Path) -> None:
-    overrides = [
-        f"model.data.dataset_path={tmp_path}",
-        "model.data.data_impl=parquet",
-        "model.data.dataset.train=x[0..1]",
-    ]
-    data = load("pretrain_small", overrides, EXAMPLES / "esm1nv" / "conf").model.data
+    data = config("parquet", tmp_path, "x[0..1]").model.data
     with pytest.raises(UserError, match=r"x0\.parquet, x1\.parquet"):
         split_files(data, "train")
     paths = [write(tmp_path / "train" / f"x{i}.parquet", ["MKV"]) for i in range(2)]
@@ -205,14 +213,14 @@ def test_a_file_is_decoded_once_for_each_state(tmp_path: Path, monkeypatch: pyte
     assert len(opened) == 5
 
 
-def test_directories_of_the_text_file(tmp_path: Path, cache: Path) -> None:
+def test_directories_of_the_text_file(tmp_path: Path, user_cache: Path) -> None:
     path = write(tmp_path / "data" / "x.parquet", ["MKV"])
     assert texts(read(path, directory=tmp_path / "maps")) == ["MKV"]
     assert len(list((tmp_path / "maps").rglob("x.parquet.rows-*"))) == 2  # and its index
     blocked = tmp_path / "file"
     blocked.touch()
     assert texts(read(path, directory=blocked / "maps")) == ["MKV"]
-    assert len(list(cache.rglob("x.parquet.rows-*"))) == 2
+    assert len(list(user_cache.rglob("x.parquet.rows-*"))) == 2
     assert [each.name for each in path.parent.iterdir()] == ["x.parquet"]
 
 

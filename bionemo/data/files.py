@@ -106,7 +106,7 @@ def _download(config: ShardDataConfig, name: SplitName) -> None:
             )
         return chosen
 
-    fetch(root, name, choose)
+    fetch(root, f"{name} {split.range}", choose)
 
 
 def cluster_members(config: ProteinDataConfig) -> list[Path] | None:

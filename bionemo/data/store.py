@@ -36,7 +36,7 @@ _VARIABLES = {  # the libraries read others, too
     "az": " in AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 Entry = tuple[int, str]  # size; sha256 of the manifest, or else what identifies the content in the store, such as ETag
-_fetched: dict[tuple[str, str], IO[bytes]] = {}  # by data set and split: the lock that this process holds to its end
+_fetched: dict[tuple[str, str], IO[bytes]] = {}  # by data set and label: the lock that this process holds to its end
 
 
 def is_url(path: str | None) -> bool:
@@ -54,20 +54,20 @@ def local_path(path: str, root: str | None) -> Path:
     return Path(cache, "bionemo", "data", name, path[len(base) :].strip("/"))
 
 
-def fetch(root: str, split: str, choose: Callable[[Collection[str]], Iterable[str]]) -> None:
-    """Copy the files of a split to the cache, unless they are there and unchanged, once in a process.
+def fetch(root: str, label: str, choose: Callable[[Collection[str]], Iterable[str]]) -> None:
+    """Copy files of a data set to the cache, unless they are there and unchanged.
 
     The files are described by `manifest.json` (sizes and sha256), or else listed (sizes and ETags).
 
     Args:
         root: URL of the data set.
-        split: name of the split.
+        label: name of the files for messages; a process fetches those of a label once.
         choose: selects files of the data set, whose names are relative to `root`.
 
     Raises:
         UserError: from `choose`; if the store cannot be read, a file is not as described, or it does not fit.
     """
-    if (root, split) in _fetched:
+    if (root, label) in _fetched:
         return
     with _store_errors(root):
         from fsspec.core import url_to_fs
@@ -92,13 +92,13 @@ def fetch(root: str, split: str, choose: Callable[[Collection[str]], Iterable[st
         }
         if missing:
             size = sum(size for size, _ in missing.values())
-            _make_room(directory.parent, size, f"{root} ({split})")
-            notify(f"{len(missing)} files ({size / 1e9:,.2f} GB) of {root} ({split}) are copied to {directory}")
-            with _store_errors(root), progress(f"fetching {split} data", size) as advance:
+            _make_room(directory.parent, size, f"{root} ({label})")
+            notify(f"{len(missing)} files ({size / 1e9:,.2f} GB) of {root} ({label}) are copied to {directory}")
+            with _store_errors(root), progress(f"fetching {label}", size) as advance:
                 for name in _fetch_files(store, path, directory, missing, advance):
                     record[name] = missing[name]
                     write_atomic(directory / _RECORD, json.dumps(record))
-    _fetched[root, split] = used
+    _fetched[root, label] = used
 
 
 def _describe_files(store: Any, path: str, root: str) -> dict[str, Entry]:

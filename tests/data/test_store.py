@@ -325,7 +325,9 @@ def data_config(train: str, val: str = "x000", name: str = "pretrain_small") -> 
 def test_files_of_the_configuration(s3: Any, requests: Callable[[], list[str]]) -> None:
     upload(s3, FILES)
     data = data_config("x[000..001]", "x001")
-    check_files_exist(data)
+    check_files_exist(data_config("x000", "x001"))
+    assert set(cached()) == {"train/x000.csv", "val/x001.csv"}
+    check_files_exist(data)  # another range, in the same process
     assert set(cached()) == {"train/x000.csv", "train/x001.csv", "val/x001.csv"}
     assert [path.read_bytes() for path in split_files(data, "train")] == list(of("train").values())
     assert [path.name for path in split_files(data, "val")] == ["x001.csv"]

@@ -27,7 +27,8 @@ _TESTED = {
 }  # fmt: skip
 _TOOLS = {  # programs, and what needs them
     "sbatch": "cluster=bcm (Slurm)", "mpirun": "cluster=mpi", "kubectl": "cluster=k8s", "ngc": "cluster=bcp",
-    "mmseqs": "faster search of training data (evaluate --suite loss)", "gcc": "torch.compile",
+    "mmseqs": "preprocess split=similarity, and faster search of training data (evaluate --suite loss)",
+    "gcc": "torch.compile",
 }  # fmt: skip
 _EXTRAS = {  # optional dependencies of this package, and what needs them
     "molecules": "MegaMolBART and molecules", "plots": "plots of losses, heads and analyses",

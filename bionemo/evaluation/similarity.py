@@ -10,7 +10,6 @@ it with Biotite; this finds fewer distant relatives.
 import math
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError, optional_dependency
 from bionemo.data.shards.formats import Fasta
 from bionemo.data.shards.records import TextRecords
+from bionemo.preparation.similarity import run_mmseqs
 from bionemo.tokenizers.residues import trim
 
 MIN_IDENTITY = 0.3  # lower identities are reported as 0
@@ -73,8 +73,8 @@ def find_identities(proteins: Sequence[str], training: Path) -> Identities:
         _compare_peptides(texts, source, values)
         rest = [number for number, text in enumerate(texts) if len(text) >= PEPTIDE and values[number] == 0]
         remaining = [texts[number] for number in rest]
-        if program := shutil.which("mmseqs"):
-            found, tool = _search_with_mmseqs(program, remaining, training)
+        if shutil.which("mmseqs"):
+            found, tool = _search_with_mmseqs(remaining, training)
         else:
             found, tool = _search_k_mers(remaining, source, training)
         values[rest] = found
@@ -130,30 +130,21 @@ def _read_blocks(
         first = last
 
 
-def _search_with_mmseqs(program: str, texts: Sequence[bytes], training: Path) -> tuple[NDArray[np.float64], str]:
+def _search_with_mmseqs(texts: Sequence[bytes], training: Path) -> tuple[NDArray[np.float64], str]:
     values = np.zeros(len(texts))
     with TemporaryDirectory() as directory:
         query, result = Path(directory) / "query.fasta", Path(directory) / "result"
         query.write_bytes(b"".join(b">%d\n%s\n" % pair for pair in enumerate(texts)))
         # `-e inf`: an E-value measures significance, which depends on the size of the training data, not identity
-        options = {
-            "--min-seq-id": MIN_IDENTITY, "-c": _COVERAGE, "--cov-mode": 2, "--alignment-mode": 3, "-s": 7.5,
-            "-e": "inf", "--mask": 0, "--comp-bias-corr": 0, "--format-output": "query,fident",
-        }  # fmt: skip
-        flags = [str(word) for option in options.items() for word in option]
-        command = [program, "easy-search", str(query), str(training.absolute()), str(result), directory, *flags]
-        done = (
-            subprocess.run(command, capture_output=True, text=True, errors="replace", check=False) if texts else None
-        )
-        if done and done.returncode:
-            lines = [line.strip() for line in [*done.stdout.splitlines(), *done.stderr.splitlines()] if line.strip()]
-            message = "; ".join(lines[-3:]) or "no message"
-            raise UserError(f"mmseqs easy-search of {training} failed with status {done.returncode}: {message}")
-        for line in result.read_text().splitlines():
-            number, identity = line.split("\t")
-            values[int(number)] = max(values[int(number)], float(identity))
-    version = subprocess.run([program, "version"], capture_output=True, text=True, check=False).stdout.strip()
-    return values, f"MMseqs2 {version}"
+        options = [
+            *("--min-seq-id", MIN_IDENTITY, "-c", _COVERAGE, "--cov-mode", 2, "--alignment-mode", 3, "-s", 7.5),
+            *("-e", "inf", "--mask", 0, "--comp-bias-corr", 0, "--format-output", "query,fident"),
+        ]
+        if texts:
+            run_mmseqs("easy-search", query, training.absolute(), result, directory, *options)
+            number, identity = np.fromfile(result, np.float64, sep=" ").reshape(-1, 2).T
+            np.maximum.at(values, number.astype(np.int64), identity)
+    return values, f"MMseqs2 {run_mmseqs('version').strip()}"
 
 
 def _search_k_mers(texts: Sequence[bytes], source: TextRecords, training: Path) -> tuple[NDArray[np.float64], str]:

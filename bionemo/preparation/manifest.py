@@ -65,10 +65,13 @@ class Manifest:
     files: dict[str, OutputFile] = field(default_factory=dict)
     # versions of the libraries on which the content depends
     versions: dict[str, str] = field(default_factory=dict)
+    # identity of held-out and training sequences, as described in `SimilaritySplit`; {} without split=similarity
+    similarity: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the content of `manifest.json`."""
-        return json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(self)}, indent=1) + "\n"
+        content = {key: value for key, value in asdict(self).items() if value or key != "similarity"}
+        return json.dumps({"format": _FORMAT, "version": _VERSION, **content}, indent=1) + "\n"
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest | None":

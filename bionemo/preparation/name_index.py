@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find duplicate names and look up names by 128-bit hashes, in bounded memory.
+"""Find duplicate names or sequences and look up names by 128-bit hashes, in bounded memory.
 
 With 64-bit hashes, the probability of a collision among 200 million names is about 0.1 %; with 128 bits it is
 negligible.
@@ -20,19 +20,22 @@ Hashes = NDArray[np.uint64]
 
 
 def hash_names(names: pa.Array) -> Hashes:
-    """Compute the hash of each name (XXH3, 128 bits)."""
+    """Compute the hash of each name or sequence (XXH3, 128 bits)."""
     return np.frombuffer(b"".join(map(xxh3_128_digest, names.to_pylist())), np.uint64).reshape(-1, 2)
 
 
-def find_duplicates(hash_files: Sequence[Path], total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find names that occur more than once.
+def find_duplicates(
+    hash_files: Sequence[Path], total: int, excluded: Sequence[int] | NDArray[np.int64] = ()
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Find names that occur more than once; occurrences with an `excluded` number are ignored.
 
     The files contain the hashes of `total` names, which are numbered across the files. Returns the number of each
     repeated occurrence in ascending order, and the number of the first occurrence of its name.
     """
     repeated, first = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for hashes, numbers in _partitions(hash_files, total):
-        if not len(candidates := _find_candidates(hashes[:, 0])):
+        candidates = _find_candidates(hashes[:, 0])
+        if not len(candidates := candidates[~np.isin(numbers[candidates], excluded)]):
             continue
         order = candidates[np.lexsort((numbers[candidates], hashes[candidates, 1], hashes[candidates, 0]))]
         ordered = hashes[order]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare FASTA or CSV files of protein sequences, such as UniRef50, as `{train,val,test}/x000.csv ...`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from bionemo.preparation.inputs import is_gzipped, notify_dropped_columns, read_
 from bionemo.preparation.pool import worker_pool
 from bionemo.preparation.records import InputColumns
 from bionemo.preparation.shards import RowAssignment, write_shards
+from bionemo.preparation.similarity import run_mmseqs, shuffle_kept, split_by_similarity
 from bionemo.preparation.staged_output import StagedOutput, result_parameters, stage_output
 from bionemo.preparation.urls import absolute_source, redact_url
 
@@ -33,17 +34,27 @@ def prepare(job: SequencesJob) -> None:
     sources = [job.source] if isinstance(job.source, str) else job.source
     if job.checksum and len(sources) > 1:
         raise UserError(f"checksum applies to a single file, but source has {len(sources)} files: remove it")
-    # data sets of earlier versions are CSV files and do not state it
-    parameters = result_parameters(job, "checksum", *(["output_format"] if job.output_format == "csv" else []))
-    names = [absolute_source(source) for source in sources]
+    similar, clusters = job.split == "similarity", [job.cluster_tsv] if job.cluster_tsv else []
+    if clusters and not similar:
+        raise UserError("cluster_tsv has no effect with split=random: set split=similarity, or remove it")
+    if clusters and not Path(clusters[0]).is_file():
+        raise UserError(f"cluster_tsv: there is no file {clusters[0]}: check the path")
+    # settings without effect are left out, as in manifests of earlier versions
+    unused = [] if similar else ["split", "min_seq_id", "coverage"]
+    unused += [key for key, old in {"duplicates": "keep", "output_format": "csv"}.items() if getattr(job, key) == old]
+    parameters = result_parameters(job, "checksum", "cluster_tsv", *unused)
+    names = [absolute_source(source) for source in (*sources, *clusters)]
     with stage_output(job.output, "sequences", parameters, SPLITS, sources=names, force=job.force) as output:
         if output is None:
             return
+        if similar:
+            run_mmseqs("version")  # is it installed?
         raw = Path(job.output) / "raw"
         paths = [fetch(source, raw, job.checksum if len(sources) == 1 else None) for source in sources]
+        inputs = [*zip(sources, paths, strict=True), *((each, Path(each)) for each in clusters)]
         columns = InputColumns(job.id_column, job.sequence_column, job.separator)
         with worker_pool(job) as workers:
-            checksums = [workers.submit(checksum_file, path) for path in paths]
+            checksums = [workers.submit(checksum_file, path) for _, path in inputs]
             chunks: list[Chunk] = []
             for path, source in zip(paths, sources, strict=True):
                 plain, display_path = decompress(path, output), redact_url(source)
@@ -55,12 +66,28 @@ def prepare(job: SequencesJob) -> None:
             chunks = count_records(workers, chunks)
             total = sum(chunk.num_records for chunk in chunks)
 
+            splits = np.full(total, -1, np.int8)
+
+            def divide(excluded: NDArray[np.int64], hash_files: Mapping[str, Sequence[Path]]) -> None:
+                sizes = split_sizes(total - len(excluded), job)
+                splits[:] = split_by_similarity(output, workers, chunks, job, excluded, hash_files, sizes)
+
             def assign_rows(excluded: NDArray[np.int64]) -> tuple[RowAssignment, Sequence[tuple[str, int]]]:
-                return _shuffle_rows(output.scratch / "rows", total, excluded, job)
+                return _assign_rows(output.scratch / "rows", excluded, job, splits)
 
             label = Path(redact_url(sources[0])).name if len(sources) == 1 else f"{len(sources)} files"
-            write_shards(output, workers, label, chunks, job, assign_rows, SPLITS)
-            for source, path, future in zip(sources, paths, checksums, strict=True):
+            write_shards(
+                output,
+                workers,
+                label,
+                chunks,
+                job,
+                assign_rows,
+                SPLITS,
+                identical=job.duplicates,
+                divide=divide if similar else None,
+            )
+            for (source, path), future in zip(inputs, checksums, strict=True):
                 output.add_input(path, redact_url(source), future.result())
 
 
@@ -114,16 +141,21 @@ def shard_sizes(directory: str, rows: int, num_shards: int, extension: str = "cs
     return [(name, rows // num_shards + (i < rows % num_shards)) for i, name in enumerate(names)]
 
 
-def _shuffle_rows(
-    path: Path, total: int, excluded: NDArray[np.int64], job: SequencesJob
+def _assign_rows(
+    path: Path, excluded: NDArray[np.int64], job: SequencesJob, splits: NDArray[np.int8]
 ) -> tuple[RowAssignment, list[tuple[str, int]]]:
-    """Assign rows as in BioNeMo v1: the beginning of a shuffled list is validation, then test, then training."""
-    order = np.delete(np.arange(total), excluded)
-    np.random.default_rng(job.seed).shuffle(order)
-    rows = np.full(total, -1)
+    """Assign rows as in BioNeMo v1: the beginning of a shuffled list is validation, then test, then training.
+
+    `splits` are the numbers of the splits of the records, int8 [n], or -1 for a random split.
+    """
+    order = shuffle_kept(len(splits), excluded, job.seed)
+    sizes = split_sizes(len(order), job)
+    if splits.max(initial=-1) >= 0:
+        order = order[np.argsort(splits[order], kind="stable")]
+        sizes = {split: int((splits[order] == number).sum()) for number, split in enumerate(SPLITS)}
+    rows = np.full(len(splits), -1)
     rows[order] = np.arange(len(order))
     path.write_bytes(rows.data)
-    sizes = split_sizes(len(order), job)
     shards = [
         shard for split in SPLITS for shard in shard_sizes(split, sizes[split], job.num_csv_files, job.output_format)
     ]

@@ -8,10 +8,13 @@ repeated; a clean input needs one pass.
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -23,11 +26,12 @@ from bionemo.config.schema.preparation import SequencePolicies
 from bionemo.preparation.checksums import OutputFile
 from bionemo.preparation.chunks import Chunk
 from bionemo.preparation.name_index import NameIndex, find_duplicates, hash_names
-from bionemo.preparation.records import Records, clean_records, format_rows, get_bytes
+from bionemo.preparation.records import Records, clean_records, format_rows, get_bytes, get_offsets
 from bionemo.preparation.shuffle import ShardLayout, SpillFile, write_shard, write_spill
 from bionemo.preparation.staged_output import StagedOutput
 
 HEADER = b"record_id,record_name,sequence_length,sequence"
+_RENAME, _REMOVE = "rename it, or set on_duplicate=skip", "remove it, or set duplicates=drop"
 _EXTRA_ROW_BYTES = 16  # size of a row minus size of its record in a FASTA file
 
 
@@ -54,6 +58,8 @@ def write_consecutive_rows(path: Path, kept: NDArray[np.bool_]) -> Path:
 
 AssignRows = Callable[[NDArray[np.int64]], tuple[RowAssignment, Sequence[tuple[str, int]]]]
 """Maps the indices of dropped records to the rows of the others and to names and sizes of the shards."""
+DivideRecords = Callable[[NDArray[np.int64], Mapping[str, Sequence[Path]]], None]
+"""Called with the indices of dropped records and the files of hashes by `names` and `sequences`."""
 
 
 @dataclass(frozen=True)
@@ -74,38 +80,60 @@ def write_shards(
     assign_rows: AssignRows,
     directories: Sequence[str],
     exclude_rows: Callable[[NDArray[np.int64]], None] | None = None,
+    *,
+    identical: Literal["keep", "drop", "error"] = "keep",
+    divide: DivideRecords | None = None,
 ) -> None:
     """Write the records of an input to shards, and add the shards and the record counts to the manifest.
 
     `label` is the name of the input in the manifest, `chunks` are its parts with their record counts, and
     `directories` those of the shards. `exclude_rows` is called with the numbers of rows without a record; then rows
-    are assigned again.
+    are assigned again. `identical` is the policy for records with the sequence of an earlier record; those that are
+    dropped are listed in `duplicates.csv`. `divide` is called when the dropped records are known; then rows are
+    assigned again.
 
     Raises:
         UserError: if a record is invalid and its policy is `error`.
     """
     scratch = output.scratch / "shards"
     scratch.mkdir()
-    excluded = np.zeros(0, np.int64)
+    excluded, total = np.zeros(0, np.int64), sum(chunk.num_records for chunk in chunks)
+    hash_files = {
+        kind: [scratch / f"{index:06}.{kind}" for index in range(len(chunks))]
+        for kind, policy in (("names", policies.on_duplicate), ("sequences", identical))
+        if divide or policy != "keep"
+    }
     while True:
         assignment, sizes = assign_rows(excluded)
         layout = ShardLayout.create(sizes, _estimate_row_bytes(chunks))
-        results = _spill_chunks(workers, label, chunks, _ChunkTask(scratch, policies, assignment, layout), excluded)
-        duplicates = _find_duplicates(scratch, chunks, policies)
-        found = np.union1d(np.concatenate([result.excluded for result in results]), duplicates)
-        if np.array_equal(found, excluded):
+        results = _spill_chunks(
+            workers, label, chunks, _ChunkTask(hash_files, scratch, policies, assignment, layout), excluded
+        )
+        duplicates, _ = _find_repeated(hash_files, chunks, "name", policies.on_duplicate, _RENAME)
+        copies, first = _find_repeated(hash_files, chunks, "sequence", identical, _REMOVE, duplicates)
+        found = np.union1d(np.concatenate([result.excluded for result in results]), np.append(duplicates, copies))
+        if np.array_equal(found, excluded) and divide:
+            divide(found, hash_files)
+            divide = None
+        elif np.array_equal(found, excluded):
             empty = _find_empty_rows([result.spill for result in results], layout)
             if exclude_rows is None or not len(empty):
                 break
             exclude_rows(empty)
         excluded = found
     _write_all_shards(output, workers, label, [result.spill for result in results], layout)
+    if len(copies):
+        needed = np.union1d(copies, first)
+        names = read_strings(scratch / "needed.names", workers, chunks, policies, "names", needed)
+        pairs = zip(np.searchsorted(needed, copies), np.searchsorted(needed, first), strict=True)
+        rows = ([names[int(number)].as_py().decode() for number in pair] for pair in pairs)
+        output.write_csv("duplicates.csv", ("dropped", "kept"), rows)
     shutil.rmtree(scratch)
 
     counts = output.add_counts(label, *directories)
-    counts.read, counts.written = sum(chunk.num_records for chunk in chunks), int(layout.bounds[-1])
+    counts.read, counts.written = total, int(layout.bounds[-1])
     dropped = sum((result.dropped for result in results), Counter[str]())
-    dropped["duplicate"] = len(duplicates)
+    dropped["duplicate"], dropped["identical sequence"] = len(duplicates), len(copies)
     counts.dropped = {reason: number for reason, number in sorted(dropped.items()) if number}
     counts.changed = dict(sorted(sum((result.changed for result in results), Counter[str]()).items()))
     counts.letters_read, counts.letters_written, counts.letters_dropped = (
@@ -122,6 +150,7 @@ def _estimate_row_bytes(chunks: Sequence[Chunk]) -> float:
 class _ChunkTask:
     """Cleans the records of a chunk and writes their rows to a spill file, in a worker."""
 
+    hash_files: Mapping[str, Sequence[Path]]
     scratch: Path
     policies: SequencePolicies
     assignment: RowAssignment
@@ -132,17 +161,21 @@ class _ChunkTask:
         rows, invalid = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         dropped, changed = Counter[str](), Counter[str]()
         letters_read = letters_written = letters_dropped = 0
-        with replacing(self.scratch / f"{index:06}.names", durable=False) as new, new.open("wb") as names:
+        with ExitStack() as stack:
+            files = {
+                kind: stack.enter_context(stack.enter_context(replacing(paths[index], durable=False)).open("wb"))
+                for kind, paths in self.hash_files.items()
+            }
             for records in chunk.read():
                 lengths = records.lengths()
                 letters_read += len(get_bytes(records.sequences))
                 numbers = records.numbers()
                 clean_records(records, self.policies)
                 invalid.append(numbers[~records.kept])
-                if self.policies.on_duplicate != "keep":
-                    hashes = hash_names(records.names).copy()
+                for kind, file in files.items():
+                    hashes = hash_names(getattr(records, kind)).copy()
                     hashes[~records.kept] = np.stack([numbers, ~numbers], 1)[~records.kept]  # equal to no other
-                    names.write(hashes.data)
+                    file.write(hashes.data)
                 records.kept &= ~np.isin(numbers, excluded, assume_unique=True)
                 row = self.assignment.rows(records)
                 records.drop(row < 0, "not in the mapping")
@@ -202,27 +235,66 @@ def _find_empty_rows(spills: Sequence[SpillFile], layout: ShardLayout) -> NDArra
     return np.flatnonzero(~is_filled)
 
 
-def _find_duplicates(scratch: Path, chunks: Sequence[Chunk], policies: SequencePolicies) -> NDArray[np.int64]:
-    """Return the indices of the records whose name occurs earlier."""
-    if policies.on_duplicate == "keep":
-        return np.zeros(0, np.int64)
-    hash_files = [scratch / f"{index:06}.names" for index in range(len(chunks))]
-    repeated, first = find_duplicates(hash_files, sum(chunk.num_records for chunk in chunks))
-    if len(repeated) and policies.on_duplicate == "error":
-        records, index = _read_record(chunks, int(repeated[0]))
-        first_records, first_index = _read_record(chunks, int(first[0]))
+def _find_repeated(
+    hash_files: Mapping[str, Sequence[Path]],
+    chunks: Sequence[Chunk],
+    what: str,
+    policy: str,
+    remedy: str,
+    excluded: Sequence[int] | NDArray[np.int64] = (),
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the indices of the records whose name or sequence occurs earlier, and those of the first occurrences."""
+    if policy == "keep":
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    repeated, first = find_duplicates(hash_files[f"{what}s"], sum(chunk.num_records for chunk in chunks), excluded)
+    if len(repeated) and policy == "error":
+        records, index = read_record(chunks, int(repeated[0]))
+        first_records, first_index = read_record(chunks, int(first[0]))
         raise records.error(
             index,
-            f"has the same name as the record at {first_records.display_path}:{first_records.lines[first_index]} "
-            f"({len(repeated):,} such records): rename it, or set on_duplicate=skip (keeps the first) or keep",
+            f"has the same {what} as the record at {first_records.display_path}:{first_records.lines[first_index]} "
+            f"({len(repeated):,} such records): {remedy} (keeps the first) or keep",
         )
-    return repeated
+    return repeated, first
 
 
-def _read_record(chunks: Sequence[Chunk], number: int) -> tuple[Records, int]:
+def read_record(chunks: Sequence[Chunk], number: int) -> tuple[Records, int]:
     """Read the record with an index in the input, for messages: some records, and its position among them."""
     chunk = next(each for each in chunks if each.first_number <= number < each.first_number + each.num_records)
     for records in chunk.read():
         if number < records.first_number + len(records):
             return records, number - records.first_number
     raise AssertionError(number)
+
+
+def read_strings(
+    path: Path,
+    workers: Executor,
+    chunks: Sequence[Chunk],
+    policies: SequencePolicies,
+    kind: Literal["names", "sequences"],
+    numbers: NDArray[np.int64],
+) -> pa.Array:
+    """Read names or sequences, cleaned, to a file that is mapped into memory.
+
+    `numbers` are the indices of the records, ascending int64 [n]. Returns large_binary [n].
+    """
+    parts = np.split(numbers, np.searchsorted(numbers, [chunk.first_number for chunk in chunks])[1:])
+    lengths = [np.zeros(1, np.int64)]
+    with path.open("wb") as file:
+        for arrays in workers.map(partial(_select_strings, policies, kind), chunks, parts):
+            for strings in arrays:
+                file.write(get_bytes(strings).data)
+                lengths.append(np.diff(get_offsets(strings)))
+        file.write(b"\n")  # an empty file cannot be mapped
+    offsets = np.cumsum(np.concatenate(lengths), dtype=np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.memory_map(str(path)).read_buffer()]
+    return pa.Array.from_buffers(pa.large_binary(), len(numbers), buffers)
+
+
+def _select_strings(policies: SequencePolicies, kind: str, chunk: Chunk, numbers: NDArray[np.int64]) -> list[pa.Array]:
+    selected = []
+    for records in chunk.read() if len(numbers) else ():
+        clean_records(records, policies)
+        selected.append(getattr(records, kind).filter(pa.array(np.isin(records.numbers(), numbers))))
+    return selected

@@ -3,7 +3,6 @@
 
 import csv
 import errno
-import io
 import json
 import logging
 import os
@@ -11,16 +10,17 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bionemo.common.errors import UserError
-from bionemo.common.files import write_atomic
+from bionemo.common.files import sync, write_atomic
 from bionemo.common.lock import run_lock
 from bionemo.common.redaction import redact_tree
 from bionemo.config.schema.preparation import PreparationConfig
-from bionemo.preparation.checksums import InputFile, OutputFile, write_with_checksum
+from bionemo.preparation.checksums import InputFile, OutputFile, checksum_file, write_with_checksum
 from bionemo.preparation.manifest import MANIFEST, Manifest, RecordCounts, describe_other_versions, library_versions
 from bionemo.preparation.staging_directory import StagingDirectory, find_interrupted, recover
 from bionemo.preparation.urls import is_url
@@ -58,11 +58,14 @@ class StagedOutput:
         self.manifest.files[name] = write_with_checksum(self.path(name), [content], rows)
 
     def write_csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> int:
-        """Write a CSV file that fits into memory; fields are quoted only if necessary. Return the number of rows."""
-        text, lines = io.StringIO(), [header, *rows]
-        csv.writer(text, lineterminator="\n").writerows(lines)
-        self.write(name, text.getvalue().encode(), len(lines) - 1)
-        return len(lines) - 1
+        """Write a CSV file; fields are quoted only if necessary. Return the number of rows."""
+        path = self.path(name)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            count = sum(map(bool, map(writer.writerow, chain([header], rows)))) - 1
+        sync(path)
+        self.manifest.files[name] = replace(checksum_file(path), rows=count)
+        return count
 
 
 def result_parameters(job: PreparationConfig, *excluded: str) -> dict[str, Any]:
@@ -146,7 +149,7 @@ def _log_summary(directory: Path, manifest: Manifest) -> None:
 def _count_split_records(manifest: Manifest) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for name, entry in manifest.files.items():
-        if entry.rows is not None:
+        if entry.rows is not None and "/" in name:  # a shard
             counts[name.rpartition("/")[0]] += entry.rows
     return dict(sorted(counts.items(), key=lambda item: [item[0].endswith(split) for split in ("test", "val")]))
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from bionemo.config.schema.ranges import (
     ColumnIndex,
+    FractionAboveZero,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
@@ -60,6 +61,11 @@ class SequencesJob(PreparationConfig, SplitSizes, SequencePolicies):
     sequence_column: str | ColumnIndex  # column of the sequences
     separator: str  # of the columns of a CSV file
     output_format: Literal["csv", "parquet"]  # of the shards, which have the same rows and columns
+    duplicates: Literal["keep", "drop", "error"]  # records with the sequence of an earlier record
+    split: Literal["random", "similarity"]  # similarity: related sequences are in the same split
+    min_seq_id: FractionAboveZero  # of related sequences: share of identical columns of their alignment
+    coverage: FractionAboveZero  # of each of two related sequences by the alignment
+    cluster_tsv: str | None  # clusters, lines of representative TAB member; None: clusters of MMseqs2
 
 
 @dataclass(kw_only=True)

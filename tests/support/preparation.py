@@ -70,6 +70,11 @@ def make_job(source: Path | str | Sequence[Path | str], output: Path, **changes:
             "sequence_column": "sequence",
             "separator": ",",
             "output_format": "csv",
+            "duplicates": "keep",
+            "split": "random",
+            "min_seq_id": 0.3,
+            "coverage": 0.8,
+            "cluster_tsv": None,
         },
     }
     return SequencesJob(**(values | changes))

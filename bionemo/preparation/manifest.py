@@ -65,7 +65,7 @@ class Manifest:
     files: dict[str, OutputFile] = field(default_factory=dict)
     # versions of the libraries on which the content depends
     versions: dict[str, str] = field(default_factory=dict)
-    # identity of held-out and training sequences, as described in `SimilaritySplit`; {} without split=similarity
+    # of `split=similarity`: clusters, sizes, identity of held-out and training sequences; otherwise {}
     similarity: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:

@@ -95,6 +95,7 @@ def write_shards(
     Raises:
         UserError: if a record is invalid and its policy is `error`.
     """
+    output.require_space(sum(chunk.stop - chunk.start for chunk in chunks))
     scratch = output.scratch / "shards"
     scratch.mkdir()
     excluded, total = np.zeros(0, np.int64), sum(chunk.num_records for chunk in chunks)

@@ -44,6 +44,18 @@ class StagedOutput:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
+    def require_space(self, size: int) -> None:
+        """Check, before the work starts, that the disk holds temporary files and a result of about `size` bytes each.
+
+        Raises:
+            UserError: if it does not.
+        """
+        if (free := shutil.disk_usage(self.directory).free) < 2 * size:
+            raise UserError(
+                f"{self.directory.parents[1]}: the preparation needs about {2 * size / 1e9:,.2f} GB of disk space, "
+                f"and {free / 1e9:,.2f} GB are free: free disk space, or choose another output"
+            )
+
     def add_counts(self, name: str, *directories: str) -> RecordCounts:
         """Add record counts for an input whose records are written to `directories`, or return the existing ones."""
         return self.manifest.tallies.setdefault(name, RecordCounts(list(directories)))

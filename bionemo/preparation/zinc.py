@@ -74,6 +74,7 @@ def prepare(job: ZincJob) -> None:
         dropped: Counter[str] = Counter()
         blocks = read_smiles(_add_inputs(files, output), job.sequence_column, job.id_column)
         buckets = _Buckets(output.scratch, "molecules", files)
+        output.require_space(buckets.size)
         limit = len(buckets.paths)  # of processes: starting one takes longer than a bucket
         with (
             progress("reading molecules", sum(path.stat().st_size for path, _ in files)) as advance,
@@ -186,8 +187,8 @@ class _Buckets:
     """Files of rows by their first digits, in the order of arrival."""
 
     def __init__(self, directory: Path, name: str, files: Sequence[tuple[Path, str]]) -> None:
-        size = sum(path.stat().st_size * (_GZIP_RATIO if is_gzipped(path) else 1) for path, _ in files)
-        self.paths = [directory / f"{name}-{index:06}.rows" for index in range(size // _BUCKET_BYTES + 1)]
+        self.size = sum(path.stat().st_size * (_GZIP_RATIO if is_gzipped(path) else 1) for path, _ in files)
+        self.paths = [directory / f"{name}-{index:06}.rows" for index in range(self.size // _BUCKET_BYTES + 1)]
         self._rows: list[list[bytes]] = [[] for _ in self.paths]
         self._buffered_bytes = 0
         for path in self.paths:

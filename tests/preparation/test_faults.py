@@ -6,6 +6,7 @@ import errno
 import gc
 import io
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from unittest.mock import patch
 
 import pytest
 
-from bionemo.common.errors import describe
+from bionemo.common.errors import UserError, describe
 from bionemo.preparation import sequences, zinc
 from bionemo.preparation.manifest import Manifest, verify
 from tests.support.preparation import generated, inline, make_job, shards, write
@@ -140,6 +141,17 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 @pytest.mark.parametrize("kind", [of_sequences, of_molecules])
+def test_too_little_space_is_an_error_before_the_work_starts(
+    tmp_path: Path, kind: Callable[[Path], Prepare], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, out = kind(tmp_path), tmp_path / "out"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))
+    with pytest.raises(UserError, match=r"out: the preparation needs about 0.00 GB of disk space, and 0.00 GB are"):
+        run(out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("kind", [of_sequences, of_molecules])
 def test_a_full_disk(tmp_path: Path, kind: Callable[[Path], Prepare], small_disk: Callable[[int], Path]) -> None:
     run, ended = kind(tmp_path), []
     for size in (4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 400):
@@ -149,6 +161,6 @@ def test_a_full_disk(tmp_path: Path, kind: Callable[[Path], Prepare], small_disk
             ended.append(True)
         except Exception as error:
             ended.append(False)
-            assert "no space left on the disk; no output was written" in str(describe(error))
+            assert re.search("no space left on the disk; no output was written|GB of disk space", str(describe(error)))
             assert not out.exists()
     assert not ended[0] and ended[-1]

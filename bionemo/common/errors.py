@@ -30,6 +30,11 @@ _HINTS = {
 # errors of libraries caused by files or the machine: patterns of class name and message, advice
 _LIBRARY_ERRORS = [
     (r"(torch\.\w+|builtins\.RuntimeError)", r"out of memory|can't allocate memory", "set a smaller micro_batch_size"),
+    (
+        r"builtins\.RuntimeError",
+        r"^DataLoader worker .* Bus error",
+        f"a data file was truncated while it was read, or /dev/shm is full: restore the file, or {WORKER_ADVICE}",
+    ),
     (r"builtins\.RuntimeError", r"^(DataLoader (worker \(pid|timed out)|Pin memory thread exited)", WORKER_ADVICE),
     (r"builtins\.RuntimeError", r"unable to .*(</?torch_|shm|shared memory)", WORKER_ADVICE),
     (r"builtins\.RuntimeError", r"PytorchStreamWriter|file write failed|unexpected pos", _HINTS[errno.ENOSPC]),

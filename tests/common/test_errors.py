@@ -20,6 +20,10 @@ from bionemo.common.errors import UserError, describe
             RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
             "DataLoader worker (pid 7) is killed",
         ),
+        (
+            RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that"),
+            "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that: a data file was truncated",
+        ),
         (MemoryError(), "out of memory"),
     ],
 )

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from bionemo.common.errors import UserError, optional_dependency
 from bionemo.config.schema.preparation import PreparationConfig
-from bionemo.launch.ray import set_token
 
 if TYPE_CHECKING:
     from bionemo.preparation.ray_pool import RayExecutor
@@ -42,6 +41,8 @@ def worker_pool(job: PreparationConfig, limit: int = sys.maxsize) -> Iterator["_
         UserError: if a worker process was killed, or there is no cluster.
     """
     if job.engine == "ray":
+        from bionemo.launch.ray import set_token
+
         set_token()
         with optional_dependency("ray", "engine=ray"):
             from bionemo.preparation.ray_pool import RayExecutor

@@ -48,7 +48,7 @@ def prepare(job: SequencesJob) -> None:
         if output is None:
             return
         if similar:
-            run_mmseqs("version")  # is it installed?
+            run_mmseqs("version")  # an error now if it is not installed, not after reading
         raw = Path(job.output) / "raw"
         paths = [fetch(source, raw, job.checksum if len(sources) == 1 else None) for source in sources]
         inputs = [*zip(sources, paths, strict=True), *((each, Path(each)) for each in clusters)]

@@ -173,6 +173,10 @@ def test_clusters_of_a_file(tmp_path: Path) -> None:
     assert {split: len(found) for split, found in clusters.items()} == {"val": 1, "test": 1, "train": 3}
     assert manifest.similarity["clusters"] == 5
     assert [Path(each.source).name for each in manifest.inputs] == ["x.fasta", "clusters.tsv"]
+    uniprot = write(tmp_path, fasta({f"sp|{name}|X_Y": text for name, text in records.items()}), "uniprot.fasta")
+    message = r"'sp\|000\|X_Y' is in no cluster of .* with this name; MMseqs2 shortens sp\|P12345\|NAME to P12345$"
+    with pytest.raises(UserError, match=message):  # as mmseqs easy-cluster writes the names of UniProt
+        prepare(uniprot, tmp_path / "uniprot", cluster_tsv=str(table), **changes)
     for content, error in (
         ("".join(lines[1:]), rf"{source}:1: record '000' is in no cluster of {table} \(1 such records\): add it"),
         ("a b c\n", rf"^{table}: .*: each line must be a representative, a tab and a member$"),

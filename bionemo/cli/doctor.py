@@ -27,7 +27,7 @@ _TESTED = {
 }  # fmt: skip
 _TOOLS = {  # programs, and what needs them
     "sbatch": "cluster=bcm (Slurm)", "mpirun": "cluster=mpi", "kubectl": "cluster=k8s", "ngc": "cluster=bcp",
-    "mmseqs": "preprocess split=similarity, and faster search of training data (evaluate --suite loss)",
+    "mmseqs": "split=similarity (preprocess, finetune), and faster search of training data (evaluate --suite loss)",
     "gcc": "torch.compile",
 }  # fmt: skip
 _EXTRAS = {  # optional dependencies of this package, and what needs them

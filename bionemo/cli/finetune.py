@@ -42,7 +42,8 @@ _SPEC = CommandSpec(
     keys="""\
   data=FILE                 table of sequences and labels; its columns are found, unless these keys name them:
   model.data.sequence_column=NAME, model.data.target_column=NAME (the labels; -m and A,B: one run for each)
-  model.data.split=HOW      auto (by a column of the table, else at random), random, or scaffold (of molecules)
+  model.data.split=HOW      auto (by a column of the table, else at random), random, scaffold (of molecules), or
+                            similarity (of proteins: related ones, by min_seq_id and coverage, are in one split)
 """,
 )
 

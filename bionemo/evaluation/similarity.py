@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError, optional_dependency
+from bionemo.data.proteins.similarity import run_mmseqs
 from bionemo.data.shards.formats import Fasta
 from bionemo.data.shards.records import TextRecords
-from bionemo.preparation.similarity import run_mmseqs
 from bionemo.tokenizers.residues import trim
 
 MIN_IDENTITY = 0.3  # lower identities are reported as 0

@@ -65,7 +65,7 @@ def describe_data(cfg: DownstreamConfig, data: TaskData) -> dict[str, Any]:
     names = ("dataset_path", "sequence_column", "target_column", "mask_column", "task_type")
     known = {name: getattr(config, name) for name in names}
     rows = {name: len(split.texts) for name, split in data.splits.items()}
-    return {"data": {**known, "split": data.division, "rows": rows, "notes": [*data.notes]}}
+    return {"data": {**known, **data.division, "rows": rows, "notes": [*data.notes]}}
 
 
 def check_results(directory: Path, fingerprint: str) -> bool:

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of a labelled table, and its division into training, validation and test set: by a column, or at random."""
+"""Columns of a labelled table, and its division into training, validation and test set: by a column, or at random.
 
+Also by similarity of proteins.
+"""
+
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from bionemo.common.errors import UserError
 from bionemo.data.columns import find_sequence_columns
@@ -122,3 +129,48 @@ def divide_at_random(texts: Sequence[str], keys: Sequence[str], labels: Sequence
     if "test" not in splits:
         raise UserError(f"{source}: no class has 5 different sequences: add rows, or divide them into files")
     return splits
+
+
+def divide_by_similarity(
+    keys: Sequence[str], min_seq_id: float, coverage: float, source: str
+) -> tuple[list[str], dict[str, Any], list[str]]:
+    """Divide rows so that no validation or test protein is related to one of another split, see `divide_records`.
+
+    A tenth of the rows is requested for validation and a tenth for the test. The result depends neither on the order
+    of the rows nor on the number of processors.
+
+    Args:
+        keys: the protein of each row, without white space and in upper case.
+        min_seq_id: share of identical columns of the alignment of related proteins.
+        coverage: share of each of two related proteins that the alignment covers.
+        source: the file, for messages.
+
+    Returns:
+        The split of each row, a report that compares the division with that of `divide_at_random`, and notes.
+
+    Raises:
+        UserError: if there are fewer than 10 different proteins, no cluster fits into a split, or MMseqs2 is not
+            installed, or fails.
+    """
+    # imported only here, because the columns are found before anything heavy is imported
+    import numpy as np
+    import pyarrow as pa
+
+    from bionemo.data.proteins.similarity import HELD_OUT, RelativeSearch, divide_records
+
+    at_random = divide_at_random(keys, keys, [""] * len(keys), source)
+    proteins, protein_of = np.unique(np.array(keys, object), return_inverse=True)
+    # other characters would have a meaning in FASTA
+    texts = pa.array([re.sub("[^A-Z]", "X", each).encode() for each in proteins], pa.large_binary())
+    numbers, tenth = np.arange(len(proteins)), len(keys) // 10
+    with TemporaryDirectory() as directory:
+        search = RelativeSearch(Path(directory), texts, numbers, min_seq_id, coverage, os.cpu_count() or 1)
+        held_out = np.flatnonzero(np.array(at_random) != "train")
+        division = divide_records(search, search.cluster(), protein_of, held_out, [tenth, tenth], seed=0)
+    if lacking := [split for split, size in division.report["found"].items() if not size]:
+        raise UserError(
+            f"{source}: split=similarity finds no rows for {' and '.join(lacking)}: no cluster of related proteins "
+            f"fits into a tenth of the rows ({tenth:,}): raise min_seq_id, or divide variants of one protein at random"
+        )
+    report = {"min_seq_id": min_seq_id, "coverage": coverage, **division.report}
+    return [(*HELD_OUT, "train")[number] for number in division.splits], report, division.notes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from bionemo.data.table import (
     read_table,
     single_column,
 )
-from bionemo.finetuning.splits import choose_column, divide_at_random
+from bionemo.finetuning.splits import choose_column, divide_at_random, divide_by_similarity
 from bionemo.tokenizers import SmilesTokenizer, Vocabulary
 from bionemo.tokenizers.residues import trim
 from bionemo.tokenizers.smiles import end_at_space
@@ -80,7 +80,8 @@ class TaskData(NamedTuple):
     splits: dict[str, Split]  # splits by name
     classes: tuple[str, ...]  # names of the classes, () for regression
     notes: list[str]  # for the user: what was left out, and how the rows were divided
-    division: str  # into splits: files, column NAME, scaffold, or random
+    #: entries of the report; split: files, column NAME, scaffold, similarity (with a report of its own), or random
+    division: dict[str, Any]
 
 
 def describe_truncation(name: str, count: int, total: int, max_length: int) -> str:
@@ -118,13 +119,13 @@ def read_splits(
         split, on_invalid = config.split, config.on_invalid
     path, molecules = Path(config.dataset_path), vocabulary if isinstance(vocabulary, SmilesTokenizer) else None
     notes: list[str] = []
-    division = "files"
+    division: dict[str, Any] = {"split": "files"}
     if path.is_file():
         table = read_table(path)
         rows = read_examples([table], columns, notes)
         try:
             rows = _check_molecules(rows, path, columns, on_invalid, molecules, notes)
-            divided, division = _divide(table, rows, columns, split, molecules is not None, notes)
+            divided, division = _divide(table, rows, columns, config, molecules is not None, notes)
         except UserError as error:
             raise UserError("; ".join([str(error), *notes])) from error
         examples = {name: [row for row, each in zip(rows, divided, strict=True) if each == name] for name in names}
@@ -148,11 +149,15 @@ def read_splits(
 
 
 def _divide(
-    table: Table, examples: list[Example], columns: TaskColumns, mode: str, molecules: bool, notes: list[str]
-) -> tuple[list[str], str]:
-    """Divide the examples of a table: by one of its columns, by scaffold, or at random; say by which."""
+    table: Table, examples: list[Example], columns: TaskColumns,
+    config: DownstreamDataConfig | DownstreamDatasetConfig, molecules: bool, notes: list[str],
+) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
+    """Divide the examples of a table: by one of its columns, by scaffold or similarity, or at random; say by which."""
+    mode = config.split if isinstance(config, DownstreamDataConfig) else "auto"
     if mode == "scaffold" and not molecules:
         raise UserError(f"{columns.key}.split=scaffold needs molecules: set it to random")
+    if mode == "similarity" and molecules:
+        raise UserError(f"{columns.key}.split=similarity needs proteins: set it to scaffold")
     texts, path = [example.text for example in examples], str(table.path)
     keys = [_identity(text, molecules) for text in texts]
     is_class = columns.task_type == "classification"
@@ -162,9 +167,13 @@ def _divide(
     notes += column_notes
     if given is None and mode == "scaffold":
         notes.append(f"{path}: divided by scaffold")
-        return divide_by_scaffold(texts, 0.1, 0.1), "scaffold"
+        return divide_by_scaffold(texts, 0.1, 0.1), {"split": mode}
+    if given is None and mode == "similarity" and isinstance(config, DownstreamDataConfig):
+        found, report, more = divide_by_similarity(keys, config.min_seq_id, config.coverage, path)
+        notes += (f"{path}: divided by similarity: {note}" for note in more)
+        return found, {"split": mode, mode: report}
     if given is None:
-        return divide_at_random(texts, keys, labels, path), "random"
+        return divide_at_random(texts, keys, labels, path), {"split": "random"}
     by_location = dict(zip(table.locations, given, strict=True))
     found, division = [by_location[example.location] for example in examples], f"column {column}"
     if lacking := {"val", "test"} - {*found}:
@@ -176,7 +185,7 @@ def _divide(
         drawn = divide_at_random(parts[0], parts[1], parts[2], path)
         for number, name in zip(training, drawn, strict=True):
             found[number] = name if name in lacking else "train"
-    return found, division
+    return found, {"split": division}
 
 
 def _check_molecules(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError
 from bionemo.common.progress import progress
 from bionemo.config.schema.preparation import SequencesJob, Size, SplitSizes
+from bionemo.data.proteins.similarity import run_mmseqs
 from bionemo.preparation.checksums import checksum_file
 from bionemo.preparation.chunks import Chunk, count_records, is_fasta, split_into_chunks
 from bionemo.preparation.download import fetch
@@ -17,7 +18,7 @@ from bionemo.preparation.inputs import is_gzipped, notify_dropped_columns, read_
 from bionemo.preparation.pool import worker_pool
 from bionemo.preparation.records import InputColumns
 from bionemo.preparation.shards import RowAssignment, write_shards
-from bionemo.preparation.similarity import run_mmseqs, shuffle_kept, split_by_similarity
+from bionemo.preparation.similarity import shuffle_kept, split_by_similarity
 from bionemo.preparation.staged_output import StagedOutput, result_parameters, stage_output
 from bionemo.preparation.urls import absolute_source, redact_url
 

@@ -9,6 +9,7 @@ from bionemo.config.schema.exp_manager import ExpManagerConfig
 from bionemo.config.schema.preparation import PreparationConfig
 from bionemo.config.schema.ranges import (
     Dimension,
+    FractionAboveZero,
     FractionBelowOne,
     PositiveFloat,
     PositiveInt,
@@ -38,8 +39,10 @@ class DownstreamDataConfig:
     shuffle: bool  # shuffle the sequences in every epoch
     preprocessing: PreparationConfig | None  # settings of the preparation
     #: of one file, by groups of equal sequences: auto uses a column of train, val and test, otherwise random;
-    #: scaffold: molecules by Bemis-Murcko scaffold
-    split: Literal["auto", "random", "scaffold"]
+    #: scaffold: molecules by Bemis-Murcko scaffold; similarity: related proteins are in the same split
+    split: Literal["auto", "random", "scaffold", "similarity"]
+    min_seq_id: FractionAboveZero  # of related proteins: share of identical columns of their alignment
+    coverage: FractionAboveZero  # of each of two related proteins by the alignment
     on_invalid: Literal["skip", "keep", "error"]  # SMILES that RDKit cannot parse, or without a known token
 
 

@@ -156,6 +156,8 @@ def test_molecules_are_divided_by_scaffold(tmp_path: Path, smiles: SmilesTokeniz
     wanted = divide_by_scaffold(texts, 0.1, 0.1)
     for name in SPLITS:
         assert data.splits[name].texts == [text for text, each in zip(texts, wanted, strict=True) if each == name]
+    with pytest.raises(UserError, match=r"k\.split=similarity needs proteins: set it to scaffold"):
+        read(path, "regression", "model.data.split=similarity", vocabulary=smiles)
     with pytest.raises(UserError, match=r"k\.split=scaffold needs molecules"):
         read(write(path, "sequence,label", [(text, 1) for text in texts]), "regression", "model.data.split=scaffold")
     for name in SPLITS:

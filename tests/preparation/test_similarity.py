@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bionemo.common.errors import UserError
 from bionemo.data.proteins.similarity import TRAIN, RelativeSearch, assign_clusters, join_clusters
 from tests.conftest import ROOT
-from tests.support.families import LETTERS, families, identity, leaked, needs_mmseqs
+from tests.support.families import LETTERS, families, identity, leaked, needs_mmseqs, replace_mmseqs
 from tests.support.preparation import left, prepare, rows, write
 
 SAMPLE = ROOT.parent / "shared" / "data" / "proteins" / "uniref90_sample.fasta"
@@ -88,12 +88,7 @@ def test_order_of_records_and_threads_do_not_matter(divided: tuple[Path, dict[st
 
 @pytest.fixture
 def no_relatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace MMseqs2 by a program that finds nothing."""
-    program = tmp_path / "bin" / "mmseqs"
-    program.parent.mkdir()
-    program.write_text('#!/bin/sh\ncase "$1" in version) ;; easy-search) : >"$4" ;; *) : >"$3_cluster.tsv" ;; esac\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    replace_mmseqs(tmp_path / "bin", monkeypatch)
 
 
 @pytest.mark.usefixtures("no_relatives")

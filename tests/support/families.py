@@ -2,6 +2,7 @@
 """Families of related proteins, and their identities by alignments of Biotite."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,3 +44,12 @@ def leaked(splits: dict[str, list[str]], threshold: float = 0.3) -> int:
     """Count the held-out sequences with a relative in training, of all pairs."""
     held_out = splits["val"] + splits["test"]
     return sum(any(identity(each, other) >= threshold for other in splits["train"]) for each in held_out)
+
+
+def replace_mmseqs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace MMseqs2 by a program, written to a new directory, that finds nothing."""
+    folder.mkdir()
+    program = folder / "mmseqs"
+    program.write_text('#!/bin/sh\ncase "$1" in version) ;; easy-search) : >"$4" ;; *) : >"$3_cluster.tsv" ;; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")

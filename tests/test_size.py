@@ -14,7 +14,7 @@ LIMITS = {
     "cli": 1_472,
     "common": 951,
     "config": 2_099,
-    "data": 3_846,
+    "data": 3_849,
     "evaluation": 1_816,
     "experiment": 510,
     "finetuning": 1_480,

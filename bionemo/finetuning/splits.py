@@ -160,8 +160,7 @@ def divide_by_similarity(
 
     at_random = divide_at_random(keys, keys, [""] * len(keys), source)
     proteins, protein_of = np.unique(np.array(keys, object), return_inverse=True)
-    # other characters would have a meaning in FASTA
-    texts = pa.array([re.sub("[^A-Z]", "X", each).encode() for each in proteins], pa.large_binary())
+    texts = pa.array([each.encode() for each in proteins], pa.large_binary())
     numbers, tenth = np.arange(len(proteins)), len(keys) // 10
     with TemporaryDirectory() as directory:
         search = RelativeSearch(Path(directory), texts, numbers, min_seq_id, coverage, os.cpu_count() or 1)

@@ -108,6 +108,19 @@ def test_copies_are_in_one_split_and_sizes_are_reported(tmp_path: Path, caplog: 
     assert "val and test have 5 and 0 records, not 7 and 4: no other cluster" in caplog.text
 
 
+@pytest.mark.slow
+@needs_mmseqs
+def test_text_that_has_a_meaning_in_fasta(tmp_path: Path) -> None:
+    """A sequence in a CSV file may begin with >, if its characters are kept."""
+    texts = [text for name, text in families(1, 8, 1).items() if len(text) > 30][:8]
+    lines = "".join(f"n{n},{text}\n" for n, text in enumerate([*texts, ">" + texts[0]]))
+    source = write(tmp_path, "id,sequence\n" + lines, "x.csv")
+    prepare(source, tmp_path / "out", val_size=2, test_size=2, split="similarity", on_letters="keep")
+    splits = texts_of(tmp_path / "out")
+    assert sorted(text for part in splits.values() for text in part) == sorted([*texts, ">" + texts[0]])
+    assert [texts[0] in part for part in splits.values()] == [">" + texts[0] in part for part in splits.values()]
+
+
 @needs_mmseqs
 @pytest.mark.parametrize("texts", [["MKV", "MKL", "AAAA"], ["MKVLAAGIVALLAA"] * 3 + ["GHWY"]])
 def test_only_short_sequences(tmp_path: Path, texts: list[str]) -> None:

@@ -13,6 +13,7 @@ does not depend on it either, nor on the number of threads.
 
 import logging
 import shutil
+import string
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ TRAIN = len(HELD_OUT)
 PEPTIDE = 20  # residues; shorter sequences are compared without gaps
 _ROUNDING = 5e-4  # MMseqs2 writes identities and coverages with three decimals
 _LINCLUST = 0.9  # identity from which linear-time clustering is used; below, it misses most relatives
+_LETTERS = bytes(code if chr(code) in string.ascii_letters else ord("X") for code in range(256))  # > starts a record
 _MAX_HITS = 10_000  # of a sequence before they are aligned, by the score of their best diagonal
 
 
@@ -112,7 +114,8 @@ class RelativeSearch:
         for path, numbers in zip(paths, inputs, strict=True):
             pairs = zip(numbers.tolist(), self.order[numbers].tolist(), strict=True)
             with path.open("wb") as file:
-                file.writelines(b">%d\n%s\n" % (number, self.texts[index].as_py()) for number, index in pairs)
+                for number, index in pairs:
+                    file.write(b">%d\n%s\n" % (number, self.texts[index].as_py().translate(_LETTERS)))
         # 1: proteins, even if all letters are those of nucleotides
         options = [*options, "--cov-mode", 0, "--dbtype", 1, "--threads", self.threads]
         run_mmseqs(command, *paths, directory / "found", directory / "tmp", *options)

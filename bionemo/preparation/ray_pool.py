@@ -37,7 +37,7 @@ class RayExecutor(Executor):
                 f"{_ADDRESS} to HOST:PORT of its head"
             ) from error
         self.num_workers = int(ray.cluster_resources().get("CPU", 1))
-        self._task, self._directory = ray.remote(_run), os.getcwd()
+        self._task, self._directory = ray.remote(_run).options(scheduling_strategy="SPREAD"), os.getcwd()
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
         """See Executor."""

@@ -4,6 +4,7 @@
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -12,9 +13,11 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from bionemo.common.errors import UserError
+from bionemo.launch.ray import set_token
 from bionemo.preparation.pool import configure_malloc
 
 _ADDRESS = "RAY_ADDRESS"
+_WAIT = 60  # seconds; a cluster that was started in the background of a job takes some
 
 
 class RayExecutor(Executor):
@@ -28,14 +31,18 @@ class RayExecutor(Executor):
     """
 
     def __init__(self) -> None:
-        address = os.environ.get(_ADDRESS, "auto")
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError as error:
-            raise UserError(
-                f"no Ray cluster responded at {address}: start one with scripts/start_ray_cluster.sh, or set "
-                f"{_ADDRESS} to HOST:PORT of its head"
-            ) from error
+        address, until = os.environ.get(_ADDRESS, "auto"), time.monotonic() + _WAIT
+        while not ray.is_initialized():
+            set_token()
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            except ConnectionError as error:
+                if time.monotonic() > until:
+                    raise UserError(
+                        f"no Ray cluster responded at {address} within {_WAIT} seconds: start one with "
+                        f"scripts/start_ray_cluster.sh, or set {_ADDRESS} to HOST:PORT of its head"
+                    ) from error
+                time.sleep(1)
         self.num_workers = int(ray.cluster_resources().get("CPU", 1))
         self._task, self._directory = ray.remote(_run).options(scheduling_strategy="SPREAD"), os.getcwd()
 

@@ -1,5 +1,6 @@
 """Two simulated hosts with their own names and addresses: network namespaces on one bridge. Needs root."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -7,26 +8,34 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import gettempdir
 
 from tests.conftest import ROOT
 
 AVAILABLE = os.geteuid() == 0 and all(map(shutil.which, ("ip", "nsenter", "unshare")))
-_ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+_ENTER = """
+hostname "$0" && mount --bind "$1" /etc/hosts && mount --bind /dev/null /etc/resolv.conf && shift && exec "$@"
+"""
 
 
-def address(number: int) -> str:
-    """Return the address of host 1 or 2."""
+CONTROLLER = 254  # this machine, in the network of the hosts
+
+
+def address(number: int | str) -> str:
+    """Return the address of host 1 or 2, or of this machine."""
     return f"10.77.0.{number}"
 
 
 @contextmanager
 def two_hosts(directory: Path) -> Iterator[list[list[str]]]:
-    """Create the hosts; yield, for each, the command prefix that runs a command on it."""
+    """Create the hosts, once at a time; yield, for each, the command prefix that runs a command on it."""
     tag = f"b{os.getpid() % 100000}"  # interface names have at most 15 characters
     names = directory / "hosts"
     names.write_text("127.0.0.1 localhost\n" + "".join(f"{address(n)} node{n}\n" for n in (1, 2)))
+    lock = os.open(Path(gettempdir()) / "two_hosts.lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        _ip(f"link add {tag} type bridge", f"link set {tag} up")
+        _ip(f"link add {tag} type bridge", f"link set {tag} up", f"addr add {address(CONTROLLER)}/24 dev {tag}")
         for n in (1, 2):
             space, here = f"{tag}n{n}", f"{tag}v{n}"
             _ip(
@@ -43,6 +52,7 @@ def two_hosts(directory: Path) -> Iterator[list[list[str]]]:
     finally:
         for arguments in (f"netns del {tag}n1", f"netns del {tag}n2", f"link del {tag}"):
             subprocess.run(["ip", *arguments.split()], check=False, capture_output=True)
+        os.close(lock)
 
 
 @contextmanager

@@ -7,16 +7,18 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from tests.launch.hosts import CONTROLLER, address
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 MISSING = [name for name in PROGRAMS if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin")]
 _CONFIGURATION = """\
 ClusterName=mini
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({controller})
 SlurmctldPort={port}
 SlurmUser={user}
 SlurmdUser={user}
@@ -47,7 +49,7 @@ SlurmctldPidFile={directory}/run/slurmctld.pid
 SlurmdPidFile={directory}/run/slurmd-%n.pid
 SlurmctldLogFile={directory}/log/slurmctld.log
 SlurmdLogFile={directory}/log/slurmd-%n.log
-NodeName=node[1-{nodes}] NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=8 RealMemory=16000 Gres=gpu:8 State=UNKNOWN
+NodeName=node[1-{nodes}] NodeAddr={addresses} Port={daemons} CPUs=8 RealMemory=16000 Gres=gpu:8 State=UNKNOWN
 PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe={shared}
 PartitionName=main Default=YES PriorityTier=5 PreemptMode={preemption} GraceTime=60
 PartitionName=urgent PriorityTier=10 PreemptMode=OFF
@@ -60,8 +62,12 @@ _GPUS = (
 
 
 @contextmanager
-def mini_slurm(directory: Path, nodes: int = 2, preemption: str = "REQUEUE") -> Iterator[dict[str, str]]:
+def mini_slurm(
+    directory: Path, nodes: int = 2, preemption: str = "REQUEUE", hosts: Sequence[Sequence[str]] = ()
+) -> Iterator[dict[str, str]]:
     """Run the cluster; yield the environment variables for `sbatch` and the other commands.
+
+    With `hosts` of `two_hosts`, each daemon runs on one of them.
 
     The spool is elsewhere, because Slurm fails to start jobs if the path of a Unix socket in it exceeds 108 bytes.
     Jobs in `urgent` preempt jobs in `main`: these are requeued or, with `preemption="SUSPEND"`, stopped meanwhile.
@@ -74,14 +80,18 @@ def mini_slurm(directory: Path, nodes: int = 2, preemption: str = "REQUEUE") -> 
     (directory / "slurm.conf").write_text(
         _CONFIGURATION.format(
             host=socket.gethostname(), user=getpass.getuser(), directory=directory, spool=spool.name, nodes=nodes,
-            port=ports, first=ports + 1, last=ports + nodes, preemption=preemption, gang=gang, shared=shared,
+            port=ports, preemption=preemption, gang=gang, shared=shared, daemons=f"[{ports + 1}-{ports + nodes}]",
+            controller=address(CONTROLLER) if hosts else "127.0.0.1",
+            addresses=address(f"[1-{nodes}]") if hosts else "127.0.0.1",
         )
     )  # fmt: skip
     (directory / "gres.conf").write_text(_GPUS.format(nodes=nodes))
     environment = {"SLURM_CONF": str(directory / "slurm.conf"), "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"}
     full = {**{k: v for k, v in os.environ.items() if not k.startswith("SLURM")}, **environment}
     try:
-        for command in (["slurmctld"], *(["slurmd", "-N", f"node{number + 1}"] for number in range(nodes))):
+        prefixes = hosts or [()] * nodes
+        daemons = ([*prefix, "slurmd", "-N", f"node{number}"] for number, prefix in enumerate(prefixes, 1))
+        for command in (["slurmctld"], *daemons):
             subprocess.run(command, env=full, check=True, cwd=directory, capture_output=True)
         _wait(full)
         yield environment

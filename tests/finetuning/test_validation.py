@@ -68,7 +68,7 @@ def test_metrics_equal_those_of_the_saved_checkpoint(data: Path, tmp_path: Path)
         task_name="x", task_type="token-level-classification", preprocessed_data_path="", dataset_path=str(data),
         dataset=DatasetConfig(train="x000", val="x000", test="x000"), sequence_column="sequence",
         target_column="3state", target_sizes=[3], mask_column="resolved", emb_batch_size=3, shuffle=True,
-        split="auto", on_invalid="skip", wild_type=None, preprocessing=None,  # type: ignore[arg-type]
+        split="auto", min_seq_id=0.3, coverage=0.8, on_invalid="skip", wild_type=None, preprocessing=None,  # type: ignore[arg-type]
     )  # fmt: skip
     splits, classes, *_ = read_splits(config, "x", ["train", "test"])
     train, test = (

@@ -27,6 +27,7 @@ from bionemo.data.packing import pack, pad
 
 ROOT = Path(__file__).parents[1]
 COPIED = {  # files of the repository and their pages
+    "README.md": "index.md",
     "SECURITY.md": "explanation/security.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
     "conf/README.md": "reference/configuration-files.md", "scripts/benchmark/RESULTS.md": "explanation/benchmarks.md",
 }  # fmt: skip
@@ -37,6 +38,14 @@ _CONFIGURATIONS = [  # one size of each model
 ]  # fmt: skip
 _PREPARATIONS = {"text": ["source=FILE", "vocab_file=FILE", "merge_file=FILE"], "uspto50k": ["source=FILE"]}
 _MOST_DEFAULTS = 3  # values of a key in the table
+_PEERS = """
+Training on proteins is several times as fast as with Hugging Face transformers, because rows contain
+[no padding](explanation/packing.md). Each bar is the ratio of useful tokens per second to those of the peer named, in
+fp32 on two cores of a CPU, with the range of five pairs of runs ([Benchmarks](explanation/benchmarks.md)):
+
+![Speed relative to Hugging Face transformers for training and embedding](peers.svg)
+"""
+_NOTEBOOKS = ("examples/notebooks/", "docs/tutorials/")  # the second has links to the first
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
 _SUBCOMMANDS = {"evaluate": ["compare", "average"]}  # those that the help text of the command does not list
 
@@ -50,6 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
     os.environ.pop("BIONEMO_HOME", None)  # it would be part of default paths
     pages = {page: _copied(ROOT / source) for source, page in COPIED.items()}
+    pages["index.md"] += _PEERS
     pages["reference/configuration.md"] = "\n".join(_configuration())
     pages["reference/command-line.md"] = "\n".join(_command_line())
     pages["packing.svg"] = to_svg(_plot_packing())
@@ -102,7 +112,8 @@ def _copied(path: Path) -> str:
 
     def replace(match: re.Match[str]) -> str:
         target = Path(os.path.normpath(path.parent / match[2]))
-        page = COPIED.get(str(target.relative_to(ROOT)))
+        name = str(target.relative_to(ROOT)).replace(*_NOTEBOOKS)
+        page = name.removeprefix("docs/") if name.startswith("docs/") else COPIED.get(name)
         if page is None:
             assert target.exists(), f"{path}: {match[2]} does not exist"
             return match[1]
@@ -114,14 +125,14 @@ def _copied(path: Path) -> str:
 
 def _configuration() -> Iterator[str]:
     """Yield a section with a table for each dataclass of the schema."""
-    yield "# Configuration keys\n"
+    yield "---\nsearch: {boost: 0.001}\n---\n\n# Configuration keys\n"  # guides are found before it
     yield (
         "Every key can be set in a file or on the command line. The defaults are those of the configurations of one "
         "size of each model, of the clusters, preparations, fine-tuning and predictions; *several* means that more "
         f"than {_MOST_DEFAULTS} values occur. `bionemo COMMAND --config-name=NAME --cfg job` prints those of one "
         "configuration.\n"
     )
-    defaults = _defaults()
+    defaults, places = _defaults()
     classes = [each for each in vars(schema).values() if is_dataclass(each) and isinstance(each, type)]
     modules = dict.fromkeys(each.__module__ for each in classes)
     for module in modules:
@@ -134,6 +145,11 @@ def _configuration() -> Iterator[str]:
                 inherited = f" It also has the keys of {', '.join(bases)}." if bases else ""
                 yield " ".join((inspect.getdoc(each) or "").split()) + inherited + "\n"
                 if own:
+                    prefixes = sorted(
+                        places.get(name, {""}), key=lambda place: (place.count("."), "train" not in place, place)
+                    )
+                    if len(prefixes) > 1:
+                        yield f"Also at {', '.join(f'`{each}*`' for each in prefixes[1:])}.\n"
                     yield "| key | type | default | meaning |\n|---|---|---|---|"
                     hints, meanings = get_type_hints(each), _meanings(each)
                     for field in own:
@@ -144,7 +160,8 @@ def _configuration() -> Iterator[str]:
                         if group := next(filter(is_dataclass, options), None):
                             kind = f"[{group.__name__}](#{group.__name__.lower()})"
                         found = found or ("" if group else "none")  # of a source of a mixture
-                        yield f"| `{field.name}` | {kind} | {_escape(found)} | {_escape(meanings[field.name])} |"
+                        key, meaning = f"{prefixes[0]}{field.name}", _escape(meanings[field.name])
+                        yield f"| `{key}` | {kind} | {_escape(found)} | {meaning} |"
                     yield ""
 
 
@@ -153,13 +170,16 @@ def _escape(cell: str) -> str:
     return re.sub(r"[|]" if cell.startswith("`") else r"[|<\[*_]", lambda match: f"&#{ord(match[0])};", cell)
 
 
-def _defaults() -> dict[tuple[str, str], str]:
-    """Return the values of each key, by the name of its dataclass and its own, in some configurations."""
+def _defaults() -> tuple[dict[tuple[str, str], str], dict[str, set[str]]]:
+    """Return the values of each key, by the name of its dataclass and its own, in some configurations.
+
+    Also returns the places of each dataclass, such as `model.optim.`.
+    """
     examples = ROOT / "examples"
     esm2nv = examples / "protein" / "esm2nv" / "conf"
     configs: list[Any] = [load(name, config_dir=examples / directory / "conf") for directory, name in _CONFIGURATIONS]
     for cluster in sorted(path.stem for path in (ROOT / "conf" / "cluster").glob("*.yaml")):
-        configs.append(load("pretrain_esm2_8M", [f"cluster={cluster}"], esm2nv).cluster)
+        configs.append(load("pretrain_esm2_8M", [f"cluster={cluster}"], esm2nv))
     tuned = ("downstream_flip_scl", esm2nv), ("finetune_config", examples / "molecule" / "megamolbart" / "conf")
     for name, directory in tuned:
         configs.append(load(name, ["model.restore_encoder_path=MODEL"], directory, schema.DownstreamConfig))
@@ -169,23 +189,28 @@ def _defaults() -> dict[tuple[str, str], str]:
     paths = ["model.downstream_task.restore_from_path=MODEL", "model.data.dataset_path=FILE"]
     configs.append(load("predict", paths, schema=schema.InferConfig))
     values: dict[tuple[str, str], dict[str, None]] = {}
+    places: dict[str, set[str]] = {}
     for config in configs:
-        _collect_values(config, values)
-    return {
+        _collect_values(config, "", values, places)
+    defaults = {
         key: " or ".join(f"`{value}`" for value in found) if len(found) <= _MOST_DEFAULTS else "several"
         for key, found in values.items()
     }
+    return defaults, places
 
 
-def _collect_values(config: Any, values: dict[tuple[str, str], dict[str, None]]) -> None:
+def _collect_values(
+    config: Any, place: str, values: dict[tuple[str, str], dict[str, None]], places: dict[str, set[str]]
+) -> None:
     for field in fields(config):
         value = getattr(config, field.name)
         if is_dataclass(value):
-            _collect_values(value, values)
+            _collect_values(value, f"{place}{field.name}.", values, places)
         elif not (isinstance(value, list) and any(map(is_dataclass, value))):
             owner = next(each for each in type(config).__mro__ if field.name in vars(each).get("__annotations__", {}))
             text = "null" if value is None else str(value)
             values.setdefault((owner.__name__, field.name), {})[text] = None
+            places.setdefault(owner.__name__, set()).add(place)
 
 
 def _schema_default(field: Any) -> str:

@@ -48,7 +48,7 @@ def test_every_key_is_in_the_reference(site: Path) -> None:
     for each in vars(schema).values():
         if is_dataclass(each):
             for field in fields(each):
-                assert f"<code>{field.name}</code>" in page, f"{each}.{field.name}"
+                assert re.search(rf"<code>([\w.]+\.)?{field.name}</code>", page), f"{each}.{field.name}"
     assert "sent before the time limit; the run then saves a checkpoint" in page
     rows = {}
     for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL):
@@ -56,7 +56,7 @@ def test_every_key_is_in_the_reference(site: Path) -> None:
         if len(cells) == 4:
             name, default = (re.sub("<[^>]*>", "", cells[number]) for number in (0, 2))
             assert default or "<a href" in cells[1], f"{name} has no default"  # a link leads to a group of keys
-            rows[name] = default
+            rows[name.rpartition(".")[2]] = default
     data = load("pretrain_esm2_8M").model.data
     assert isinstance(data, schema.MaskedDataConfig)
     assert (rows["mask_percent"], rows["hidden_size"]) == (str(data.mask_percent), "several")
@@ -123,45 +123,91 @@ def test_a_browser_shows_the_pages(address: str, tmp_path: Path, page: str, widt
     assert "<h1" in done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
-@pytest.mark.parametrize("width", [1280, 390])
-def test_search(address: str, tmp_path: Path, width: int) -> None:
-    """A browser that is controlled through Chrome's DevTools protocol searches; no page is wider than the window."""
-    websocket = pytest.importorskip("websocket")
+SEARCHES = {  # words, and the page that is found first
+    "LoRA": "how-to/fine-tune", "modify_percent": "explanation/masking", "preempted": "how-to/cluster",
+    "scaffold": "how-to/prepare-data", "ProteinGym": "how-to/evaluate", "sbatch": "how-to/slurm",
+    "cluster_tsv": "how-to/prepare-data", "Hugging Face": "how-to/export", "Kubernetes": "how-to/kubernetes",
+    "parquet": "how-to/pretrain",
+}  # fmt: skip
+
+
+class _Browser:
+    """A window of Chromium, controlled through Chrome's DevTools protocol."""
+
+    def __init__(self, url: str) -> None:
+        import websocket
+
+        self._connection = websocket.create_connection(url, timeout=30)
+
+    def evaluate(self, expression: str) -> Any:
+        message = {"id": 1, "method": "Runtime.evaluate"}
+        self._connection.send(json.dumps(message | {"params": {"expression": expression, "returnByValue": True}}))
+        while (answer := json.loads(self._connection.recv())).get("id") != 1:
+            pass
+        return answer["result"]["result"].get("value")
+
+    def wait_for(self, expression: str) -> Any:
+        end = time.monotonic() + 30
+        while not (value := self.evaluate(expression)) and time.monotonic() < end:
+            time.sleep(0.1)
+        return value
+
+    def open(self, page: str) -> None:
+        self.evaluate(f"window.location = {page!r}")
+        time.sleep(0.3)
+        assert self.wait_for("document.readyState == 'complete' && !!document.querySelector('.md-search__input')"), (
+            page
+        )
+        time.sleep(0.3)
+
+
+@pytest.fixture
+def browser(tmp_path: Path, width: int) -> Iterator[_Browser]:
+    pytest.importorskip("websocket")
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
                "--remote-allow-origins=*", f"--user-data-dir={tmp_path / 'profile'}",
                f"--window-size={width},900"]  # fmt: skip
-    with subprocess.Popen([*command, "about:blank"], stderr=subprocess.PIPE, text=True) as browser:
+    with subprocess.Popen([*command, "about:blank"], stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert browser.stderr is not None
-            found = next(filter(None, (re.search(r"ws://(\S+?)/", line) for line in browser.stderr)))
-            new = urllib.request.Request(f"http://{found[1]}/json/new?{address}/index.html", method="PUT")
+            assert process.stderr is not None
+            found = next(filter(None, (re.search(r"ws://(\S+?)/", line) for line in process.stderr)))
+            new = urllib.request.Request(f"http://{found[1]}/json/new?about:blank", method="PUT")
             with urllib.request.urlopen(new) as response:
-                connection = websocket.create_connection(json.load(response)["webSocketDebuggerUrl"], timeout=30)
-
-            def evaluate(expression: str) -> Any:
-                message = {"id": 1, "method": "Runtime.evaluate"}
-                connection.send(json.dumps(message | {"params": {"expression": expression, "returnByValue": True}}))
-                while (answer := json.loads(connection.recv())).get("id") != 1:
-                    pass
-                return answer["result"]["result"].get("value")
-
-            def wait_for(expression: str) -> Any:
-                end = time.monotonic() + 30
-                while not (value := evaluate(expression)) and time.monotonic() < end:
-                    time.sleep(0.1)
-                return value
-
-            assert wait_for("document.readyState == 'complete' && !!document.querySelector('.md-search__input')")
-            time.sleep(0.5)
-            assert evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-            evaluate(
-                "document.querySelector('#__search').checked = true; let field = document.querySelector("
-                "'.md-search__input'); field.focus(); field.value = 'preempted'; "
-                "field.dispatchEvent(new Event('keyup')); field.dispatchEvent(new Event('input', {bubbles: true}))"
-            )
-            links = wait_for("[...document.querySelectorAll('.md-search-result__link')].map(each => each.href)")
-            assert any("how-to/kubernetes.html" in link for link in links), links
+                yield _Browser(json.load(response)["webSocketDebuggerUrl"])
         finally:
-            browser.kill()
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_search(browser: _Browser, address: str) -> None:
+    browser.open(f"{address}/index.html")
+    found = {}
+    for words in SEARCHES:
+        browser.evaluate(
+            "document.querySelector('#__search').checked = true; var field = document.querySelector("
+            f"'.md-search__input'); field.focus(); field.value = {words!r}; "
+            "field.dispatchEvent(new Event('keyup')); field.dispatchEvent(new Event('input', {bubbles: true}))"
+        )
+        time.sleep(0.5)
+        links = browser.wait_for("[...document.querySelectorAll('.md-search-result__link')].map(each => each.href)")
+        found[words] = re.sub(rf"{address}/|\.html.*", "", (links or [""])[0])
+    print(found)
+    assert found == SEARCHES
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_neither_pages_nor_commands_are_wider_than_the_window(browser: _Browser, address: str, site: Path) -> None:
+    wide = []
+    for page in sorted(each.relative_to(site) for each in site.rglob("*.html") if each.name != "404.html"):
+        browser.open(f"{address}/{page}")
+        if not browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth"):
+            wide.append(str(page))
+        wide += browser.evaluate(
+            "[...document.querySelectorAll('.language-bash code')].filter(each => each.scrollWidth > "
+            f"each.clientWidth + 1).map(each => '{page}: ' + each.textContent)"
+        )
+    assert wide == []

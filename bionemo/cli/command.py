@@ -86,6 +86,7 @@ def _run(
         compose_typed,
         expand_sweep,
         print_by_hydra,
+        print_origins,
         rewrite_overrides,
     )
 
@@ -104,7 +105,9 @@ def _run(
         if not query:  # a configuration can be printed without them
             wanted = f"give {spec.model_key}="
             raise UserError(str(error).replace(wanted, wanted.replace("give", "give MODEL, or"))) from error
-    if query:
+    if flags.origin:
+        print_origins(source, overrides, spec.schema, flags.package or "")
+    elif query:
         print_by_hydra(source, overrides, flags)
     elif flags.multirun:
         run_jobs(task, jobs, _location_arguments(flags), interrupted)
@@ -134,13 +137,15 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(*names)
     for names in (["--help", "-h"], ["--multirun", "-m"], ["--shell-completion", "-sc"]):
         parser.add_argument(*names, action="store_true")
-    for name in ("--trust-config", "--hydra-help", "--version", "--resolve"):
+    for name in ("--trust-config", "--hydra-help", "--version", "--resolve", "--origin"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
     parser.add_argument("--info", "-i", nargs="?", const="all", choices=_INFO)
     flags = parser.parse_intermixed_args(arguments)
-    if (flags.resolve or flags.package) and not flags.cfg:
-        parser.error("--resolve and --package need --cfg job")
+    if (flags.resolve or flags.package or flags.origin) and not flags.cfg:
+        parser.error("--resolve, --origin and --package need --cfg job")
+    if flags.origin and (flags.cfg != "job" or flags.resolve):
+        parser.error("--origin needs --cfg job, without --resolve")
     return flags
 
 

@@ -20,7 +20,8 @@ Composes a configuration from YAML files, checks it, and runs it. Every key can 
   --config-name NAME        the file to start from (default: {name})
   --config-path DIR         directory of your own files; they can use all groups below
   --config-dir DIR          another directory to search
-  --cfg job [--resolve]     print the configuration and exit; --package KEY prints that part
+  --cfg job [--resolve]     print the configuration and exit; --package KEY prints that part, --origin the file and
+                            line that set each value
   --info defaults-tree      show which files the configuration is composed of
   -m key=1,2                run once for each value
   -sc install=bash          print shell completion; use it as eval "$({program} -sc install=bash)"

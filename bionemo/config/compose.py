@@ -27,6 +27,7 @@ from bionemo.common.redaction import redact_text, register_secrets
 from bionemo.config.check import check_config
 from bionemo.config.hints import did_you_mean
 from bionemo.config.hydra_setup import configure_hydra
+from bionemo.config.origins import describe_values, find_origins
 from bionemo.config.overrides import rewrite_override
 from bionemo.config.paths import CONF_DIR, EXAMPLES, ConfigSource, find_source, list_configs
 from bionemo.config.schema import DownstreamConfig, RunConfig
@@ -138,6 +139,17 @@ def compose_typed(
         error_class = MissingValueError if len(reader.missing) == len(problems) else UserError
         raise error_class("; ".join(problems[:_MAX_REPORTED]) + (f"; and {more} more" if more > 0 else ""))
     return cfg, notes + describe_ignored_keys(reader.ignored)
+
+
+def print_origins(source: ConfigSource, overrides: Sequence[str], schema: type, package: str) -> None:
+    """Print each value of a configuration, or of a part, with the file and line that set it; secrets are redacted."""
+    cfg, _ = compose(source, overrides, schema)
+    origins: dict[str, str] = {}
+    for each, words in ((source.fallback, []), (source, overrides)):
+        if each is not None:
+            with _hydra(each) as loader:
+                origins |= find_origins(loader, each.name, words)
+    print(redact_text("\n".join(describe_values(cfg, origins, package))))
 
 
 def print_by_hydra(source: ConfigSource, overrides: Sequence[str], flags: Namespace) -> None:

@@ -148,7 +148,7 @@ def test_preparation_does_not_import_torch() -> None:
                 *imports(FILES[name]),
                 *(each for each in FILES if each.startswith("bionemo.preparation.") and each != corpus),
             ]
-    assert "bionemo.preparation.shuffle" in needed
+    assert "bionemo.preparation.name_index" in needed
     for name in needed:
         assert not {used.split(".")[0] for used in imports(FILES[name])} & {
             "torch",

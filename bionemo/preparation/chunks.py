@@ -13,12 +13,11 @@ import numpy as np
 
 from bionemo.common.errors import UserError
 from bionemo.data.files import FASTA_EXTENSIONS
-from bionemo.data.shards.formats import find_first_record
-from bionemo.preparation.blocks import BLOCK_BYTES, BYTE_ORDER_MARK, line_number
-from bionemo.preparation.records import InputColumns, Records, read_csv_records, read_fasta_records
+from bionemo.data.shards.formats import BYTE_ORDER_MARK, find_first_record
+from bionemo.preparation.inputs import read_head
+from bionemo.preparation.records import BLOCK_BYTES, InputColumns, Records, read_csv_records, read_fasta_records
 
 _CHUNK_BYTES = 32 << 20
-_WINDOW_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Chunk:
     start: int  # offset of its first byte
     stop: int  # offset of the byte after its last one
     first_number: int = 0  # index of its first record in the whole input
-    first_line: int = 1  # line number of its first record, from 1; 0 if the lines before it have not been counted
+    first_line: int = 0  # line number of its first record, from 1; 0 if the lines before it have not been counted
     num_records: int = 0  # number of its records
 
     def read(self) -> Iterator[Records]:
@@ -48,8 +47,7 @@ def is_fasta(path: Path, display_path: str, file_format: Literal["auto", "fasta"
     """Return whether a file is FASTA; "auto" decides by the suffix and the first letter."""
     if file_format != "auto":
         return file_format == "fasta"
-    with path.open("rb") as file:
-        head = file.read(_WINDOW_BYTES).lstrip(BYTE_ORDER_MARK + b"\r\n")
+    head = read_head(path, 1 << 16).lstrip(BYTE_ORDER_MARK + b"\r\n")
     return head.startswith(b">") or any(suffix in FASTA_EXTENSIONS for suffix in Path(display_path).suffixes)
 
 
@@ -64,37 +62,27 @@ def split_into_chunks(path: Path, display_path: str, columns: InputColumns | Non
         raise UserError(f"{display_path} is empty: download or write it again")
     if columns:
         return [Chunk(path, display_path, columns, 0, size)]
-    with path.open("rb", buffering=0) as file:
-        head = file.read(1 << 20)
+    head = read_head(path, 1 << 20)
     if b"\r" in head and b"\n" not in head:
         raise UserError(f"{display_path}:1: lines end in CR alone: convert the file, as with tr '\\r' '\\n'")
-    bounds = find_bounds(path, b"\n>", find_first_record(path, display_path))
-    chunks = [Chunk(path, display_path, None, start, stop, first_line=0) for start, stop in pairwise(bounds)]
-    return [replace(chunks[0], first_line=line_number(path, bounds[0])), *chunks[1:]]
+    first = find_first_record(path, display_path)
+    chunks = [Chunk(path, display_path, None, *bounds) for bounds in pairwise(find_bounds(path, first, b">"))]
+    return [replace(chunks[0], first_line=1 + head.count(b"\n", 0, first)), *chunks[1:]]
 
 
-def find_bounds(path: Path, pattern: bytes, first: int | None) -> list[int]:
-    r"""Return offsets, at least 32 MB apart, that follow the first byte of a pattern (`\n` or `\n>`).
+def find_bounds(path: Path, first: int, marker: bytes = b"", parts: int = 1) -> list[int]:
+    """Return offsets of lines that begin with a marker, at least 32 MB / `parts` apart.
 
-    The first offset is `first` (None: after the first line), the last one is the size of the file.
+    The first offset is `first`, the last one is the size of the file.
     """
-    size = path.stat().st_size
-    with path.open("rb", buffering=0) as file:
-        bounds = [find_boundary(file.fileno(), b"\n", 1, size) if first is None else first]
+    bounds, size = [first], path.stat().st_size
+    with path.open("rb") as file:
         while bounds[-1] < size:
-            bounds.append(find_boundary(file.fileno(), pattern, bounds[-1] + _CHUNK_BYTES, size))
+            file.seek(bounds[-1] + max(1, _CHUNK_BYTES // parts) - 1)
+            while file.readline() and not file.peek(1).startswith(marker):
+                pass
+            bounds.append(min(file.tell(), size))
     return bounds
-
-
-def find_boundary(descriptor: int, pattern: bytes, offset: int, size: int) -> int:
-    """Return the first offset >= `offset` that follows the first byte of a pattern, else `size`."""
-    offset -= 1
-    while offset < size:
-        window = os.pread(descriptor, _WINDOW_BYTES, offset)
-        if (found := window.find(pattern)) >= 0:
-            return offset + found + 1
-        offset += max(1, len(window) - 1)
-    return size
 
 
 def count_records(workers: Executor, chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -111,13 +99,12 @@ def count_records(workers: Executor, chunks: Sequence[Chunk]) -> list[Chunk]:
 def _count(chunk: Chunk) -> tuple[int, int]:
     if chunk.columns:
         return sum(map(len, chunk.read())), 0
-    num_records = num_lines = 0
-    last = ord("\n")
+    num_records, num_lines = 1, 0
     with chunk.path.open("rb", buffering=0) as file:
         for offset in range(chunk.start, chunk.stop, BLOCK_BYTES):
-            text = np.frombuffer(os.pread(file.fileno(), min(BLOCK_BYTES, chunk.stop - offset), offset), np.uint8)
-            newlines, marks = text == ord("\n"), text == ord(">")
-            num_records += int(np.count_nonzero(newlines[:-1] & marks[1:])) + int(last == ord("\n") and bool(marks[0]))
-            num_lines += int(np.count_nonzero(newlines))
-            last = text[-1]
+            size = min(BLOCK_BYTES + 1, chunk.stop - offset)  # a line that begins in the next block shows its marker
+            text = np.frombuffer(os.pread(file.fileno(), size, offset), np.uint8)
+            newlines = text == ord("\n")
+            num_records += int(np.count_nonzero(newlines[:-1] & (text[1:] == ord(">"))))
+            num_lines += int(np.count_nonzero(newlines[:BLOCK_BYTES]))
     return num_records, num_lines

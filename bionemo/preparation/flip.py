@@ -5,10 +5,7 @@ Dallago et al. 2021, "FLIP: Benchmark tasks in fitness landscape inference for p
 by BioNeMo v1 is prepared.
 """
 
-import difflib
 import math
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,11 +13,11 @@ from typing import NamedTuple
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import FlipJob
 from bionemo.data.files import SPLITS
-from bionemo.data.shards.formats import MARKER_IN_SEQUENCE
-from bionemo.preparation.download import locate
-from bionemo.preparation.inputs import read_input
+from bionemo.data.shards.formats import BYTE_ORDER_MARK, Fasta, location, record_error
+from bionemo.data.table import parse_number
+from bionemo.preparation.inputs import read_input, resolve_tasks
 from bionemo.preparation.staged_output import StagedOutput, stage_output
-from bionemo.preparation.urls import expected_source, is_url, join_source
+from bionemo.preparation.urls import absolute_source, find_source, is_url, join_source
 
 
 @dataclass(frozen=True)
@@ -47,16 +44,20 @@ TASKS = {
     "scl": Task("mixed_soft.fasta", "scl_label"),
     "secondary_structure": Task("sequences.fasta", "3state", labels="sampled.fasta", resolved="resolved.fasta"),
 }
-# a value may contain spaces: it ends where the next KEY= begins
-_ATTRIBUTE = re.compile(r"(?<!\S)([A-Z_]+)=(.*?)(?=\s+[A-Z_]+=|\s*$)")
 
 
 class Record(NamedTuple):
     """A record of a FASTA file."""
 
-    location: str  # file and line of its header, for messages
-    attributes: dict[str, str]  # the KEY=value pairs of its header
+    path: Path  # the file
+    content: bytes  # of the file
+    start: int  # offset of the record
+    attributes: dict[str, str]  # the KEY=value pairs of its header; a value ends where the next KEY= begins
     text: str  # its sequence, or its labels
+
+    def error(self, problem: str) -> UserError:
+        """Create an error message with the file and line of the record."""
+        return record_error(self.path, self.content, self.start, ValueError(problem))
 
 
 def prepare(job: FlipJob) -> None:
@@ -65,36 +66,18 @@ def prepare(job: FlipJob) -> None:
     Raises:
         UserError: if a task is unknown, a file cannot be read or downloaded, or a record is invalid.
     """
-    for name in (names := _resolve_task_names(job.task_name)):
+    for name in (names := resolve_tasks(job.task_name, TASKS)):
         directory = Path(job.output) / name
-        base = _task_source(job.source, name, is_only_task=len(names) == 1)
+        base = join_source(job.source, name)
+        first = find_source(job.source, TASKS[name].sequences)
+        if len(names) == 1 and not is_url(base) and not Path(base).is_dir() and Path(first).is_file():
+            base = job.source  # the directory of this task
         task = TASKS[name]
-        files = [expected_source(base, file) for file in (task.sequences, task.labels, task.resolved) if file]
-        with stage_output(directory, "flip", {"task": name}, SPLITS, sources=files, force=job.force) as output:
+        files = filter(None, (task.sequences, task.labels, task.resolved))
+        sources = [absolute_source(find_source(base, file)) for file in files]
+        with stage_output(directory, "flip", {"task": name}, SPLITS, sources=sources, force=job.force) as output:
             if output is not None:
                 _prepare_task(task, base, directory / "raw", output)
-
-
-def _resolve_task_names(task_name: str | list[str]) -> list[str]:
-    names = [task_name] if isinstance(task_name, str) else list(task_name)
-    for name in names:
-        if name not in TASKS and name != "all":
-            similar = difflib.get_close_matches(name, TASKS, n=1)
-            hint = f"did you mean {similar[0]}?" if similar else "choose some of these, or all:"
-            raise UserError(f"task_name={name} is not a FLIP task: {hint} ({', '.join(TASKS)})")
-    if not names:
-        raise UserError(f"task_name is empty: choose some of {', '.join(TASKS)}, or all")
-    return list(TASKS) if "all" in names else list(dict.fromkeys(names))
-
-
-def _task_source(source: str, name: str, is_only_task: bool) -> str:
-    """Return the directory or URL of a task; for a single task, the source may be this directory."""
-    base = join_source(source, name)
-    if is_only_task and not is_url(source) and not Path(base).is_dir():
-        sequences = Path(join_source(source, TASKS[name].sequences))
-        if sequences.is_file() or sequences.with_name(f"{sequences.name}.gz").is_file():
-            return source
-    return base
 
 
 def _prepare_task(task: Task, base: str, raw: Path, output: StagedOutput) -> None:
@@ -107,7 +90,7 @@ def _prepare_task(task: Task, base: str, raw: Path, output: StagedOutput) -> Non
         if name in labels:
             continue
         if not task.is_shared:
-            raise UserError(f"{record.location}: {name} is not in {task.labels}: complete one of the files")
+            raise record.error(f"{name} is not in {task.labels}: complete one of the files")
         counts.drop(f"not in {task.labels}")
     for name, record in resolved.items():
         _find_counterpart(name, record, sequences, task.sequences)
@@ -124,54 +107,38 @@ def _prepare_task(task: Task, base: str, raw: Path, output: StagedOutput) -> Non
 
 
 def _read(base: str, name: str, raw: Path, output: StagedOutput) -> dict[str, Record]:
-    path, display_path = locate(base, name, raw)
-    records: dict[str, Record] = {}
-    for title, record in _parse_fasta(path, read_input(path, display_path, output)):
-        if title in records:
-            raise UserError(f"{record.location}: {title} occurs twice, first at {records[title].location}: remove one")
-        records[title] = record
-    if not records:
+    """Read the records of a FASTA file by their ids."""
+    path, content = read_input(find_source(base, name), raw, output)
+    content = content.removeprefix(BYTE_ORDER_MARK)
+    before, marker, _ = content.partition(b">")
+    if before.strip():
+        start = len(before) - len(before.lstrip())
+        raise record_error(path, content, start, ValueError("text before the first '>': begin with a header"))
+    if not marker:
         raise UserError(f"{path} contains no records: check the source")
+    fasta, records = Fasta(), dict[str, Record]()
+    for start, found in fasta.records(content, path, len(before), len(content)):
+        attributes = fasta.fields(found)
+        text = b"".join(fasta.sequence(found).split()).decode(errors="replace")
+        title, record = attributes["id"], Record(path, content, start, attributes, text)
+        if not title:
+            raise record.error("a record without an id: complete or remove it")
+        if not text.isascii():
+            raise record.error("non-ASCII letters: correct the sequence")
+        if title in records:
+            first = location(path, content, records[title].start)
+            raise record.error(f"{title} occurs twice, first at {first}: remove one")
+        records[title] = record
     return records
-
-
-def _parse_fasta(path: Path, content: bytes) -> Iterator[tuple[str, Record]]:
-    """Yield the records of a FASTA file with their ids, the first words of the headers."""
-    header: tuple[int, str] | None = None
-    parts: list[str] = []
-    lines = content.removeprefix(b"\xef\xbb\xbf").splitlines()
-    for number, raw in enumerate([*lines, b">"], 1):
-        try:
-            line = raw.decode().strip()
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}:{number}: the line is not UTF-8: convert the file") from error
-        if not line.startswith(">"):
-            if not line.isascii():
-                raise UserError(f"{path}:{number}: non-ASCII letters: correct the line")
-            if ">" in line:
-                raise UserError(f"{path}:{number}: {MARKER_IN_SEQUENCE}")
-            if line and header is None:
-                raise UserError(f"{path}:{number}: text before the first '>': begin the file with a header")
-            parts.append(line)
-            continue
-        if header is not None:
-            location = f"{path}:{header[0]}"
-            name, attributes = (*header[1].split(maxsplit=1), "", "")[:2]
-            if not name or not (text := "".join(parts)):
-                missing = "a sequence" if name else "an id"
-                raise UserError(f"{location}: a record without {missing}: complete or remove it")
-            yield name, Record(location, dict(_ATTRIBUTE.findall(attributes)), text)
-        header, parts = (number, line[1:]), []
 
 
 def _find_counterpart(name: str, record: Record, others: dict[str, Record], file: str) -> Record:
     """Return the record of the same name in another file, after checking that both have the same length."""
     if (other := others.get(name)) is None:
-        raise UserError(f"{record.location}: {name} is not in {file}: complete one of the files")
+        raise record.error(f"{name} is not in {file}: complete one of the files")
     if len(record.text) != len(other.text):
-        raise UserError(
-            f"{record.location}: {name} has {len(record.text):,} letters, but {len(other.text):,} in {file}: "
-            "each residue needs one"
+        raise record.error(
+            f"{name} has {len(record.text):,} letters, but {len(other.text):,} in {file}: each residue needs one"
         )
     return other
 
@@ -180,14 +147,10 @@ def _read_target(record: Record, is_number: bool) -> str:
     """Return the target, with the exact text of the header."""
     target = record.attributes.get("TARGET")
     if not target:
-        raise UserError(f"{record.location}: TARGET= is missing: add it to the header")
-    if is_number:
-        try:
-            is_valid = math.isfinite(float(target))
-        except ValueError:
-            is_valid = False
-        if not is_valid:
-            raise UserError(f"{record.location}: TARGET={target} is not a number: correct the header")
+        raise record.error("TARGET= is missing: add it to the header")
+    number = parse_number(target) if is_number else 0.0
+    if number is None or math.isinf(number):
+        raise record.error(f"TARGET={target} is not a number: correct the header")
     return target
 
 
@@ -200,6 +163,6 @@ def _read_split(record: Record) -> str:
         case "train", "False":
             return "train"
         case "train", found:
-            raise UserError(f"{record.location}: VALIDATION={found or ''} must be True or False: correct the header")
+            raise record.error(f"VALIDATION={found or ''} must be True or False: correct the header")
         case found, _:
-            raise UserError(f"{record.location}: SET={found or ''} must be train, val or test: correct the header")
+            raise record.error(f"SET={found or ''} must be train, val or test: correct the header")

@@ -4,21 +4,31 @@
 import hashlib
 import logging
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from isal import igzip_threaded, isal_zlib
 
 from bionemo.common.errors import UserError
-from bionemo.preparation.blocks import LineBlock
-from bionemo.preparation.checksums import OutputFile
+from bionemo.config.hints import did_you_mean
+from bionemo.preparation.download import fetch
+from bionemo.preparation.manifest import OutputFile
 from bionemo.preparation.staged_output import StagedOutput
+from bionemo.preparation.urls import redact_url
 
 log = logging.getLogger(__name__)
-_GZIP_MAGIC = b"\x1f\x8b"
 _BLOCK_BYTES = 1 << 20
+
+
+class LineBlock(NamedTuple):
+    """Consecutive whole lines of a file."""
+
+    display_path: str  # path or URL of the file, for messages
+    first_line: int  # number of the first line, from 1
+    data: bytes  # the lines; the last line of the file may lack its line end
+    size: int  # number of bytes of the (possibly compressed) file that were read for them, for progress
 
 
 def is_gzipped(path: Path) -> bool:
@@ -29,7 +39,7 @@ def is_gzipped(path: Path) -> bool:
     """
     try:
         with path.open("rb") as file:
-            return file.read(2) == _GZIP_MAGIC
+            return file.read(2) == b"\x1f\x8b"  # gzip's magic number
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
 
@@ -63,10 +73,9 @@ def read_line_blocks(path: Path, display_path: str, block_bytes: int) -> Iterato
 
     Errors as in `is_gzipped` and `read_gzip`.
     """
-    gzipped = is_gzipped(path)
     rest, line, done = b"", 1, 0
     with path.open("rb", buffering=0) as raw:
-        for block in read_gzip(path, raw) if gzipped else iter(partial(raw.read, block_bytes), b""):
+        for block in read_gzip(path, raw) if is_gzipped(path) else iter(partial(raw.read, block_bytes), b""):
             text = rest + block
             if end := text.rfind(b"\n") + 1:
                 before, done = done, raw.tell()  # a thread may continue to read
@@ -88,13 +97,30 @@ def notify_dropped_columns(display_path: str, titles: Sequence[str], kept: Seque
         )  # fmt: skip
 
 
-def read_input(path: Path, display_path: str, output: StagedOutput) -> bytes:
-    """Read a file that fits into memory, decompress it if it is gzipped, and add it to the manifest.
+def read_input(source: str, directory: Path, output: StagedOutput, checksum: str | None = None) -> tuple[Path, bytes]:
+    """Fetch a file that fits into memory, decompress it if it is gzipped, and add it to the manifest.
+
+    The parameters are those of `fetch`. Returns the path of the file, and its content.
 
     Raises:
-        UserError: if it cannot be read, or is damaged.
+        UserError: if it cannot be fetched or read, or is damaged.
     """
-    gzipped = is_gzipped(path)
-    raw = path.read_bytes()
-    output.add_input(path, display_path, OutputFile(len(raw), hashlib.sha256(raw).hexdigest()))
-    return b"".join(read_gzip(path)) if gzipped else raw
+    path = fetch(source, directory, checksum)
+    gzipped, raw = is_gzipped(path), path.read_bytes()
+    output.add_input(path, redact_url(source), OutputFile(len(raw), hashlib.sha256(raw).hexdigest()))
+    return path, b"".join(read_gzip(path)) if gzipped else raw
+
+
+def resolve_tasks(task_name: str | Sequence[str], tasks: Collection[str], others: Collection[str] = ()) -> list[str]:
+    """Return the tasks that a configuration names: one, several, or "all"; `others` are not among all.
+
+    Raises:
+        UserError: if a task is unknown, or none is named.
+    """
+    names = [task_name] if isinstance(task_name, str) else task_name
+    for name in names or [""]:
+        if name not in (*tasks, *others, "all"):
+            raise UserError(
+                f"task_name={name} is not known{did_you_mean(name, tasks)}: choose {', '.join(tasks)}, or all"
+            )
+    return [*tasks] if "all" in names else [*dict.fromkeys(names)]

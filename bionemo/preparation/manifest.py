@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifest of a prepared data set: settings, input files, output files and record counts."""
+"""The manifest of a prepared data set: settings, input files, output files, their checksums, and record counts."""
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -10,17 +11,74 @@ from pathlib import Path
 from typing import Any
 
 from bionemo.common.errors import UserError
+from bionemo.common.files import replacing
+from bionemo.common.progress import progress
 from bionemo.common.regular import load_json
-from bionemo.preparation.checksums import InputFile, OutputFile, checksum_file
-from bionemo.preparation.urls import destination, download_directory, is_url
+from bionemo.preparation.urls import is_url
 
 MANIFEST = "manifest.json"
+_READ_BYTES = 4 << 20
 _FORMAT, _VERSION = "bionemo-prepared", 1
 _MAX_BYTES = 64 << 20
 # NumPy shuffles the records of some data sets, and its generators may change between releases.
 _LIBRARIES = {
     "zinc": ("rdkit",), "uspto": ("rdkit",), "moleculenet": ("rdkit", "numpy"), "sequences": ("numpy",),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """Size and checksum of a file."""
+
+    size: int
+    sha256: str
+    rows: int | None = None  # number of records of a CSV file with one header line, or of a parquet file
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """Origin, size and checksum of an input file."""
+
+    source: str  # path or URL
+    size: int  # number of bytes
+    sha256: str  # checksum of all bytes
+    mtime_ns: int | None = None  # modification time; None in manifests of earlier versions
+
+    def is_unchanged(self, path: Path) -> bool:
+        """Return whether a file is this one; it is read if its size is equal and its modification time is not."""
+        found = path.stat()
+        if found.st_size != self.size or found.st_mtime_ns == self.mtime_ns:
+            return found.st_size == self.size
+        with progress(f"comparing {path.name} with the file that was prepared", self.size) as advance:
+            return checksum_file(path, advance).sha256 == self.sha256
+
+
+def checksum_file(path: Path, advance: Callable[[int], object] = lambda count: None) -> OutputFile:
+    """Compute size and checksum of a file.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+            size += len(block)
+            advance(len(block))
+    return OutputFile(size, digest.hexdigest())
+
+
+def write_with_checksum(
+    path: Path, parts: Iterable[bytes | memoryview], rows: int | None = None, flush: bool = True
+) -> OutputFile:
+    """Write a file and compute its checksum; with `flush`, wait until it is on disk."""
+    digest, size = hashlib.sha256(), 0
+    with replacing(path, durable=flush) as new, new.open("wb") as file:
+        for part in parts:
+            file.write(part)
+            digest.update(part)
+            size += len(part)
+    return OutputFile(size, digest.hexdigest(), rows)
 
 
 @dataclass
@@ -36,9 +94,9 @@ class RecordCounts:
     letters_dropped: int = 0
     changed: dict[str, int] = field(default_factory=dict)  # number of records by the kind of change
 
-    def drop(self, reason: str) -> None:
-        """Count a dropped record."""
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count dropped records."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def inconsistencies(self) -> Iterator[str]:
         """Describe the counts that do not add up."""
@@ -46,7 +104,7 @@ class RecordCounts:
         if self.read != self.written + dropped:
             yield f"{self.read:,} records read, {self.written:,} written, {dropped:,} dropped"
         letters_written = self.letters_written or 0
-        if self.letters_read is not None and self.letters_read != letters_written + self.letters_dropped:
+        if self.letters_read not in (None, letters_written + self.letters_dropped):
             yield (
                 f"{self.letters_read:,} letters read, {letters_written:,} written, {self.letters_dropped:,} dropped"
             )
@@ -74,8 +132,8 @@ class Manifest:
         return json.dumps({"format": _FORMAT, "version": _VERSION, **content}, indent=1) + "\n"
 
     @classmethod
-    def read(cls, directory: Path) -> "Manifest | None":
-        """Read the manifest of a directory; return None if there is none.
+    def read(cls, directory: Path, lenient: bool = False) -> "Manifest | None":
+        """Read the manifest of a directory; return None if there is none or, with `lenient`, if it is invalid.
 
         Raises:
             UserError: if it is not a valid manifest.
@@ -87,21 +145,20 @@ class Manifest:
             if (content.pop("format"), content.pop("version")) != (_FORMAT, _VERSION):
                 raise ValueError("it was written by another version")
             manifest = cls(**content)
-            manifest.inputs = [InputFile(**_without_sample(entry)) for entry in content["inputs"]]
+            for entry in content["inputs"]:
+                entry.pop("sample", None)  # checksum of samples, which earlier versions wrote
+            manifest.inputs = [InputFile(**entry) for entry in content["inputs"]]
             manifest.tallies = {name: RecordCounts(**counts) for name, counts in content["tallies"].items()}
             manifest.files = {name: OutputFile(**entry) for name, entry in content["files"].items()}
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if lenient:
+                return None
             raise UserError(
                 f"{path} is not a valid manifest ({error}): prepare the data again with force=True"
             ) from error
         return manifest
-
-
-def _without_sample(entry: dict[str, Any]) -> dict[str, Any]:
-    """Drop a checksum of samples, which earlier versions wrote."""
-    return {key: value for key, value in entry.items() if key != "sample"}
 
 
 def library_versions(job: str, parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -130,8 +187,8 @@ def describe_other_versions(manifest: Manifest) -> str:
 def verify(directory: Path, advance: Callable[[int], object] = lambda count: None) -> list[str]:
     """Compare a prepared directory with its manifest and describe the problems.
 
-    All output files are read and must be unchanged. The record counts must add up. Inputs that still exist must be
-    the files that were read.
+    All output files are read and must be unchanged. The record counts must add up. Local inputs that still exist must
+    be the files that were read.
 
     Raises:
         UserError: if there is no manifest.
@@ -142,38 +199,21 @@ def verify(directory: Path, advance: Callable[[int], object] = lambda count: Non
     problems: list[str] = []
     for name, counts in manifest.tallies.items():
         problems += [f"{name}: {problem}" for problem in counts.inconsistencies()]
-        rows = sum(entry.rows or 0 for path, entry in manifest.files.items() if _is_in(path, counts.into))
+        directories = tuple(f"{directory}/" for directory in counts.into)
+        rows = sum(entry.rows or 0 for path, entry in manifest.files.items() if path.startswith(directories))
         if rows != counts.written:
             problems.append(f"{name}: {counts.written:,} records written, but the shards contain {rows:,}")
     for name, entry in manifest.files.items():
         try:
-            is_csv = entry.rows is not None and not name.endswith(".parquet")
-            found = checksum_file(directory / name, advance, csv=is_csv)
+            found = checksum_file(directory / name, advance)
         except OSError as error:
             problems.append(f"{name} cannot be read ({error.strerror})")
             continue
-        if found != (entry if is_csv else replace(entry, rows=None)):
-            what = (
-                "rows" if is_csv and found.rows != entry.rows else "size" if found.size != entry.size else "checksum"
-            )
+        if found != replace(entry, rows=None):
+            what = "size" if found.size != entry.size else "checksum"
             problems.append(f"{name} has changed since it was written: its {what} differs")
     for source in manifest.inputs:
-        for candidate in _possible_paths(source.source, directory):
-            if candidate.is_file() and not source.matches(candidate):
-                problems.append(f"input {candidate} is not the file that was read")
+        path = Path(source.source)
+        if not is_url(source.source) and path.is_file() and not replace(source, mtime_ns=None).is_unchanged(path):
+            problems.append(f"input {path} is not the file that was read")
     return problems
-
-
-def _possible_paths(source: str, directory: Path) -> list[Path]:
-    """Return the paths at which an input of a data set may be: raw data may have moved with the output."""
-    if not is_url(source):
-        return [Path(source)]
-    raw = directory / "raw"
-    try:
-        return [destination(source, raw), destination(source, download_directory(source, raw))]
-    except UserError:  # the URL contains no file name
-        return []
-
-
-def _is_in(path: str, directories: list[str]) -> bool:
-    return any(path.startswith(f"{directory}/") for directory in directories)

@@ -9,15 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from bionemo.common.errors import UserError
-from bionemo.config.schema.preparation import MoleculeNetJob, SplitSizes
+from bionemo.config.schema.preparation import MoleculeNetJob
 from bionemo.data.molecules.scaffolds import divide_by_scaffold
 from bionemo.data.table import parse_table
-from bionemo.preparation.download import locate
-from bionemo.preparation.inputs import read_input
+from bionemo.preparation.inputs import read_input, resolve_tasks
 from bionemo.preparation.molecules import canonical_smiles
 from bionemo.preparation.sequences import SPLITS, split_sizes
 from bionemo.preparation.staged_output import StagedOutput, result_parameters, stage_output
-from bionemo.preparation.urls import expected_source, is_url, redact_url
+from bionemo.preparation.urls import absolute_source, find_source, is_url, redact_url
 
 FILES = {"ESOL": "delaney-processed.csv", "FreeSolv": "SAMPL.csv", "Lipophilicity": "Lipophilicity.csv"}
 _V1_TASKS = {"delaney-processed": "delaney-processed.csv", "SAMPL": "SAMPL.csv"}  # BioNeMo v1 used file names
@@ -32,50 +31,40 @@ def prepare(job: MoleculeNetJob) -> None:
         UserError: if a task is unknown, a file cannot be read or downloaded, a SMILES is invalid and its policy is
             `error`, or the split sizes leave no training rows.
     """
-    if job.task_name == "all":
-        tasks = list(FILES)
-    else:
-        tasks = [job.task_name] if isinstance(job.task_name, str) else job.task_name
     files = FILES | _V1_TASKS
-    for task in tasks:
-        if task not in files:
-            raise UserError(f"task_name={task} is not known: choose {', '.join(FILES)} or all")
+    tasks = resolve_tasks(job.task_name, FILES, _V1_TASKS)
     # data sets prepared before the option existed were divided at random
     parameters = result_parameters(job, "task_name", *([] if job.split == "scaffold" else ["split"]))
     if is_url(job.source):
         parameters["source"] = redact_url(job.source)
     for task in tasks:
-        file = _file_name(job, task, files[task])
+        source = find_source(job.source, f"{task}.csv")
+        if is_url(source) or not Path(source).is_file():
+            source = find_source(job.source, files[task])
         with stage_output(
             Path(job.output) / task, "moleculenet", {**parameters, "task": task}, SPLITS,
-            sources=[expected_source(job.source, file)], force=job.force,
+            sources=[absolute_source(source)], force=job.force,
         ) as output:  # fmt: skip
             if output is not None:
-                _prepare_task(job, task, file, output)
+                _prepare_task(job, task, source, output)
 
 
-def _file_name(job: MoleculeNetJob, task: str, file: str) -> str:
-    """Return the name of a task's file: MoleculeNet's or, in a directory, also that of the task."""
-    is_named_after_task = not is_url(job.source) and Path(job.source, f"{task}.csv").is_file()
-    return f"{task}.csv" if is_named_after_task else file
-
-
-def _prepare_task(job: MoleculeNetJob, task: str, file: str, output: StagedOutput) -> None:
-    path, source = locate(job.source, file, Path(job.output) / "raw")
+def _prepare_task(job: MoleculeNetJob, task: str, source: str, output: StagedOutput) -> None:
     counts = output.add_counts(task, *SPLITS)
-    table = parse_table(io.BytesIO(read_input(path, source, output)), source, ",")
+    _, content = read_input(source, Path(job.output) / "raw", output)
+    table = parse_table(io.BytesIO(content), redact_url(source), ",")
     if not table.rows:
-        raise UserError(f"{source} contains no rows: download it again")
+        raise UserError(f"{table.path} contains no rows: download it again")
     names = [name.strip().lower() for name in table.columns]
     if "smiles" not in names:
         raise UserError(
-            f"{source}:1: no column smiles, only {', '.join(table.columns)}: rename the column of molecules"
+            f"{table.path}:1: no column smiles, only {', '.join(table.columns)}: rename the column of molecules"
         )
     column = names.index("smiles")
+    counts.read = len(table.rows)
     kept: list[list[str]] = []
     molecules: list[str] = []  # canonical SMILES of each
     for location, row in zip(table.locations, table.rows, strict=True):
-        counts.read += 1
         if (canonical := canonical_smiles(row[column])) is not None:
             kept.append(row)
             molecules.append(canonical)
@@ -85,10 +74,13 @@ def _prepare_task(job: MoleculeNetJob, task: str, file: str, output: StagedOutpu
             raise UserError(
                 f"{location}: RDKit cannot read the SMILES {row[column]!r}: correct it, or set on_invalid=skip"
             )
-    sizes = split_sizes(
-        len(kept), SplitSizes(val_size=job.val_size, test_size=job.test_size, seed=job.seed, num_csv_files=1)
-    )
-    divided = _by_scaffold(kept, column, sizes) if job.split == "scaffold" else _at_random(molecules, sizes, job.seed)
+    sizes = split_sizes(len(kept), job.val_size, job.test_size)
+    if job.split == "scaffold":
+        shares = [sizes[split] / len(kept) for split in ("val", "test")]
+        found = divide_by_scaffold([row[column].strip() for row in kept], *shares)
+        divided = {split: [row for row, each in enumerate(found) if each == split] for split in sizes}
+    else:
+        divided = _at_random(molecules, sizes, job.seed)
     for split, rows in divided.items():
         if rows:
             counts.written += output.write_csv(f"{split}/x000.csv", table.columns, (kept[row] for row in rows))
@@ -111,9 +103,3 @@ def _at_random(molecules: Sequence[str], sizes: Mapping[str, int], seed: int) ->
         splits[list(sizes)[int(np.searchsorted(ends, placed, "right"))]] += group
         placed += len(group)
     return splits
-
-
-def _by_scaffold(rows: Sequence[Sequence[str]], column: int, sizes: Mapping[str, int]) -> dict[str, list[int]]:
-    shares = [sizes[split] / len(rows) for split in ("val", "test")]
-    found = divide_by_scaffold([row[column].strip() for row in rows], *shares)
-    return {split: [row for row, each in enumerate(found) if each == split] for split in sizes}

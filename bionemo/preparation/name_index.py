@@ -6,7 +6,6 @@ negligible.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +33,12 @@ def find_duplicates(
     """
     repeated, first = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for hashes, numbers in _partitions(hash_files, total):
-        candidates = _find_candidates(hashes[:, 0])
-        if not len(candidates := candidates[~np.isin(numbers[candidates], excluded)]):
-            continue
+        ordered_halves = np.sort(hashes[:, 0])  # usually all are distinct, and one sort is sufficient
+        shared = ordered_halves[1:][ordered_halves[1:] == ordered_halves[:-1]]
+        candidates = np.flatnonzero(np.isin(hashes[:, 0], shared))
+        candidates = candidates[~np.isin(numbers[candidates], excluded)]
         order = candidates[np.lexsort((numbers[candidates], hashes[candidates, 1], hashes[candidates, 0]))]
-        ordered = hashes[order]
-        same = np.append(False, (ordered[1:] == ordered[:-1]).all(axis=1))
+        same = np.append(False, (hashes[order[1:]] == hashes[order[:-1]]).all(axis=1))[: len(order)]
         first_index = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
         repeated.append(numbers[order][same])
         first.append(numbers[order][first_index[same]])
@@ -47,42 +46,27 @@ def find_duplicates(
     return np.concatenate(repeated)[order], np.concatenate(first)[order]
 
 
-def _find_candidates(hash_halves: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Find the values that are not unique; usually there are none, and one sort is sufficient."""
-    ordered = np.sort(hash_halves)
-    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    return np.flatnonzero(np.isin(hash_halves, repeated)) if len(repeated) else np.zeros(0, np.int64)
-
-
 class NameIndex:
-    """Map hashes of names to numbers. The sorted hashes are read from memory-mapped files."""
+    """Map hashes of names to numbers. The sorted hashes are read from a memory-mapped file."""
 
-    def __init__(self, directory: Path) -> None:
-        def load(name: str, dtype: type[np.generic]) -> NDArray[np.generic]:
-            path = directory / name
-            return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
-
-        self._high, self._low = load("high", np.uint64), load("low", np.uint64)
-        self._numbers = load("numbers", np.int64)
+    def __init__(self, path: Path) -> None:
+        self._high, self._low, self._numbers = np.load(path, mmap_mode="r")
 
     @classmethod
-    def build(cls, directory: Path, hash_files: Sequence[Path], total: int) -> "NameIndex":
-        """Write the files of an index; the arguments are those of `find_duplicates`."""
-        directory.mkdir()
-        names = ("high", "low", "numbers")
-        with ExitStack() as stack:
-            files = [stack.enter_context((directory / name).open("wb")) for name in names]
-            for hashes, numbers in _partitions(hash_files, total):
-                order = np.argsort(hashes[:, 0], kind="stable")  # the first occurrence of a name stays first
-                for column, file in zip((hashes[:, 0], hashes[:, 1], numbers), files, strict=True):
-                    file.write(column[order].data)
-        return cls(directory)
+    def build(cls, path: Path, hash_files: Sequence[Path], total: int) -> "NameIndex":
+        """Write the file of an index; the other arguments are those of `find_duplicates`."""
+        table, begin = np.lib.format.open_memmap(path, "w+", np.uint64, (3, total)), 0
+        for hashes, numbers in _partitions(hash_files, total):
+            order = np.argsort(hashes[:, 0], kind="stable")  # the first occurrence of a name stays first
+            table[:2, begin : begin + len(order)] = hashes[order].T
+            table[2, begin : begin + len(order)] = numbers[order]
+            begin += len(order)
+        table.flush()
+        return cls(path)
 
     def lookup(self, hashes: Hashes) -> NDArray[np.int64]:
         """Return the number of the first occurrence of each name, or -1: int64 [n]."""
         found = np.full(len(hashes), -1)
-        if not len(self._high):
-            return found
         order = np.argsort(hashes[:, 0])  # consecutive lookups then access neighbouring memory
         wanted = hashes[order]
         index = np.searchsorted(self._high, wanted[:, 0])
@@ -98,19 +82,13 @@ class NameIndex:
 
 def _partitions(hash_files: Sequence[Path], total: int) -> Iterator[tuple[Hashes, NDArray[np.int64]]]:
     """Yield hashes and their numbers in partitions by the first bits of the hash, in ascending order of these bits."""
-    num_partitions = -(-total // _PARTITION_SIZE) or 1
-    bounds = [np.uint64(index * 2**64 // num_partitions) for index in range(num_partitions)]
-    for index, low in enumerate(bounds):
+    count = -(-total // _PARTITION_SIZE) or 1
+    for index in range(count):
         hashes, numbers, first = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.int64)], 0
         for path in hash_files:
             found = np.fromfile(path, np.uint64).reshape(-1, 2)
-            selected: NDArray[np.int64] | slice = slice(None)
-            if num_partitions > 1:
-                high = found[:, 0]
-                selected = np.flatnonzero(
-                    (high >= low) & (high < bounds[index + 1] if index + 1 < num_partitions else True)
-                )
+            selected = np.flatnonzero((found[:, 0] >> 32) * count >> 32 == index)
             hashes.append(found[selected])
-            numbers.append(np.arange(first, first + len(found))[selected])
+            numbers.append(first + selected)
             first += len(found)
         yield np.concatenate(hashes), np.concatenate(numbers)

@@ -9,19 +9,16 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing.forkserver import ensure_running
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
 from bionemo.common.errors import UserError, optional_dependency
 from bionemo.config.schema.preparation import PreparationConfig
-
-if TYPE_CHECKING:
-    from bionemo.preparation.ray_pool import RayExecutor
 
 _START_METHOD = "forkserver"
 _PRELOADED_MODULE = "bionemo.preparation.shards"
@@ -32,7 +29,7 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def worker_pool(job: PreparationConfig, limit: int = sys.maxsize) -> Iterator["_Executor | RayExecutor"]:
+def worker_pool(job: PreparationConfig, limit: int = sys.maxsize) -> Iterator[Executor]:
     """Open the cluster of `engine=ray`, or a pool of at most `num_preprocess_workers` and `limit` processes.
 
     If the block fails, tasks that have not started are cancelled.
@@ -49,13 +46,15 @@ def worker_pool(job: PreparationConfig, limit: int = sys.maxsize) -> Iterator["_
         with RayExecutor() as cluster:
             yield cluster
         return
-    context = multiprocessing.get_context(_START_METHOD)
-    if _START_METHOD == "forkserver":
-        context.set_forkserver_preload([_PRELOADED_MODULE])  # imported once, not by every worker
-        with _handle_interrupts(signal.SIG_IGN):  # a terminal sends Ctrl-C to the fork server as well
-            ensure_running()
-    executor = _Executor(_num_processes(job, limit), context, _initialize_worker)
+    count, context = _num_processes(job, limit), multiprocessing.get_context(_START_METHOD)
+    executor = ProcessPoolExecutor(count, context, _initialize_worker)
     try:
+        with _ignore_interrupts():  # a terminal sends Ctrl-C to all processes, and new ones cannot handle it yet
+            if _START_METHOD == "forkserver":
+                context.set_forkserver_preload([_PRELOADED_MODULE])  # imported once, not by every worker
+                ensure_running()
+            for _ in range(count):
+                executor.submit(int)  # starts a worker
         yield executor
     except BrokenProcessPool as error:
         raise UserError(
@@ -69,32 +68,16 @@ def _num_processes(job: PreparationConfig, limit: int) -> int:
     return max(1, min(job.num_preprocess_workers, limit, os.cpu_count() or 1))
 
 
-class _Executor(ProcessPoolExecutor):
-    """A process pool that defers SIGINT in `submit`, which may start a worker and must be able to register it."""
-
-    def __init__(self, num_workers: int, *arguments: Any) -> None:
-        super().__init__(num_workers, *arguments)
-        self.num_workers = num_workers
-
-    def submit(self, *arguments: Any, **keywords: Any) -> Future[Any]:
-        interrupts: list[int] = []
-        with _handle_interrupts(lambda number, frame: interrupts.append(number)):
-            future = super().submit(*arguments, **keywords)
-        if interrupts:
-            signal.raise_signal(signal.SIGINT)
-        return future
-
-
 @contextmanager
-def _handle_interrupts(handler: Any) -> Iterator[None]:
-    """Handle SIGINT with `handler` in the block.
+def _ignore_interrupts() -> Iterator[None]:
+    """Ignore SIGINT in the block.
 
     This has no effect in threads other than the main thread, where Python does not allow it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGINT, handler)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
@@ -113,9 +96,10 @@ def map_ordered(
         return
     with worker_pool(job, limit) as workers:
         pending: deque[Future[Result]] = deque()
+        num_workers = getattr(workers, "num_workers", _num_processes(job, limit))  # of a cluster, or here
         for task in tasks:
             pending.append(workers.submit(function, task))
-            if len(pending) > _TASKS_PER_WORKER * workers.num_workers:
+            if len(pending) > _TASKS_PER_WORKER * num_workers:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

@@ -5,6 +5,8 @@ All operations are vectorized over columns in Arrow's layout (a buffer of bytes 
 records are processed one by one in Python.
 """
 
+import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,16 +21,14 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import SequencePolicies
 from bionemo.data.shards.formats import MARKER_IN_SEQUENCE
-from bionemo.preparation.blocks import RecordBlock, read_blocks
+from bionemo.preparation.inputs import notify_dropped_columns
 
 _NEWLINE, _MARK, _SPACE, _TAB = b"\n> \t"
 _A, _Z = b"AZ"
-_UPPER = np.arange(256, dtype=np.uint8)
-_UPPER[ord("a") : ord("z") + 1] -= 32
-_STRIPPED = np.zeros(256, bool)
-_STRIPPED[list(b"*-. \t")] = True
-_NOT_IN_CSV = np.zeros(256, bool)  # letters not allowed in the output, where sequences are never quoted
-_NOT_IN_CSV[[*b',"\n\r', *range(128, 256)]] = True
+_STRIPPED = r"[*\-. \t]"
+_NOT_A_LETTER = "[^A-Z]"
+_NOT_IN_CSV = r'[,"\n\r\x80-\xff]'  # bytes not allowed in the output, where sequences are never quoted
+BLOCK_BYTES = 1 << 20  # arrays computed from a block of this size stay in the CPU cache
 _CSV_BLOCK = 32 << 20  # bytes; larger than any row
 
 
@@ -78,34 +78,32 @@ def read_fasta_records(
     `first_number` and `first_line` are the index in the input and the line number, from 1, of the first record.
 
     Raises:
-        UserError: if there is a carriage return inside a line, or a '>' inside a line of a sequence.
+        UserError: if the file shrinks while it is read, a record is too long, or there is a carriage return inside a
+            line, or a '>' inside a line of a sequence.
     """
-    for block in read_blocks(path, whole_records, start=start, stop=stop):
-        records, num_lines = _parse_fasta(block, display_path, first_number, first_line)
-        yield records
-        first_number, first_line = first_number + len(records), first_line + num_lines
+    with path.open("rb", buffering=0) as file:
+        size = BLOCK_BYTES
+        while start < stop:
+            # reading the last, incomplete record again is cheaper than copying its first part
+            data = os.pread(file.fileno(), min(size, stop - start), start)
+            if not data:
+                raise UserError(f"{path} was truncated while it was read: wait until it is complete, then start again")
+            end = len(data) if start + len(data) == stop else data.rfind(b"\n>") + 1
+            if end:
+                records, num_lines = _parse_fasta(data[:end], display_path, first_number, first_line)
+                yield records
+                first_number, first_line = first_number + len(records), first_line + num_lines
+                start, size = start + end, BLOCK_BYTES
+            elif size >= 1 << 31:  # what int32 can count
+                raise UserError(f"{path}: a record of over {size:,} bytes begins at byte {start:,}: split it")
+            else:
+                size *= 2
 
 
-def whole_records(data: bytes) -> int:
-    """Return how many bytes of `data`, which begins with a record, are in whole records."""
-    return data.rfind(b"\n>") + 1
-
-
-def _find_marker_in_sequence(
-    text: NDArray[np.uint8], starts: NDArray[np.int64], headers: NDArray[np.int64]
-) -> int | None:
-    """Return the offset of the first '>' in a text, uint8 [n], within a line that is no header; None if there is none.
-
-    The text consists of whole lines that start at `starts`, [k]; `headers`, [h], are the indices of the header lines.
-    """
-    offsets = np.flatnonzero(text == _MARK)
-    lines = np.searchsorted(starts, offsets, side="right") - 1
-    inside = offsets[~np.isin(lines, headers)]
-    return int(inside[0]) if len(inside) else None
-
-
-def _parse_fasta(block: RecordBlock, display_path: str, first_number: int, first_line: int) -> tuple[Records, int]:
-    data = block.data[: block.end]
+def _parse_fasta(data: bytes, display_path: str, first_number: int, first_line: int) -> tuple[Records, int]:
+    """Parse whole records; also return the number of lines."""
+    if not data.endswith(b"\n"):
+        data += b"\n"
     if has_carriage_returns := b"\r" in data:
         data = data.replace(b"\r\n", b"\n")
         if b"\r" in data:
@@ -117,11 +115,14 @@ def _parse_fasta(block: RecordBlock, display_path: str, first_number: int, first
     line_stops = np.flatnonzero(text == _NEWLINE)
     line_starts = np.append(0, line_stops[:-1] + 1)
     headers = np.flatnonzero(text[line_starts] == _MARK)  # line indices
-    if (mark := _find_marker_in_sequence(text, line_starts, headers)) is not None:
-        line = first_line + int(np.searchsorted(line_stops, mark))
-        raise UserError(f"{display_path}:{line}: {MARKER_IN_SEQUENCE}")
+    lines_with_marks = np.searchsorted(line_stops, np.flatnonzero(text == _MARK))
+    if len(lines_with_marks) > len(headers) and len(wrong := np.setdiff1d(lines_with_marks, headers)):
+        raise UserError(f"{display_path}:{first_line + wrong[0]}: {MARKER_IN_SEQUENCE}")
     begin, end = line_starts[headers] + 1, line_stops[headers]
-    names = gather_slices(text, begin, _find_name_ends(text, begin, end, b"\t" in data))
+    # a name ends at the first space of the header; that of a header that begins with a space is empty
+    spaces = np.flatnonzero((text == _SPACE) | (text == _TAB) if b"\t" in data else text == _SPACE)
+    stops = np.minimum(np.append(spaces, len(text))[np.searchsorted(spaces, begin)], end)
+    names = gather_slices(text, begin, stops)
 
     # removing the line ends moves the bytes of line i forward by i positions
     joined = np.frombuffer(data.replace(b"\n", b""), np.uint8)
@@ -131,14 +132,6 @@ def _parse_fasta(block: RecordBlock, display_path: str, first_number: int, first
     if has_carriage_returns:
         records.changed["with CR LF line ends"] = len(records)
     return records, len(line_stops)
-
-
-def _find_name_ends(
-    text: NDArray[np.uint8], begin: NDArray[np.int64], end: NDArray[np.int64], has_tabs: bool
-) -> NDArray[np.int64]:
-    """Return the end of the first word of each header; the name of a header that begins with a space is empty."""
-    spaces = np.flatnonzero((text == _SPACE) | (text == _TAB) if has_tabs else text == _SPACE)
-    return np.minimum(np.append(spaces, len(text))[np.searchsorted(spaces, begin)], end)
 
 
 @dataclass(frozen=True)
@@ -160,8 +153,8 @@ class InputColumns:
         read = pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK, use_threads=False)
         return read, pyarrow.csv.ParseOptions(delimiter=self.separator, newlines_in_values=True)
 
-    def resolve(self, path: Path, display_path: str) -> tuple[list[str], list[str]]:
-        """Return the titles of all columns of a file, and those of the columns of names and sequences.
+    def resolve(self, path: Path, display_path: str) -> "InputColumns":
+        """Find the titles of both columns in a file, and log which other columns are not written.
 
         Raises:
             UserError: if a column is missing or ambiguous.
@@ -171,21 +164,20 @@ class InputColumns:
                 titles = reader.schema.names
         except pa.ArrowInvalid as error:
             raise _malformed(display_path, error) from error
-        columns = [_find_column(titles, column, display_path) for column in (self.name, self.sequence)]
-        if columns[0] == columns[1]:
-            raise UserError(
-                f"{display_path}: id_column and sequence_column are both {columns[0]!r}: set two different ones"
-            )
-        return titles, columns
+        name, sequence = (_find_column(titles, column, display_path) for column in (self.name, self.sequence))
+        if name == sequence:
+            raise UserError(f"{display_path}: id_column and sequence_column are both {name!r}: set two different ones")
+        notify_dropped_columns(display_path, titles, [name, sequence])
+        return InputColumns(name, sequence, self.separator)
 
 
 def read_csv_records(path: Path, display_path: str, first_number: int, columns: InputColumns) -> Iterator[Records]:
     """Read names and sequences from a CSV file with a header; for the parameters see `read_fasta_records`.
 
     Raises:
-        UserError: if a column is missing, or a row has another number of columns.
+        UserError: if a row has another number of columns.
     """
-    _, titles = columns.resolve(path, display_path)
+    titles = [str(columns.name), str(columns.sequence)]
     convert = pyarrow.csv.ConvertOptions(
         include_columns=titles, column_types=dict.fromkeys(titles, pa.binary()), strings_can_be_null=False
     )
@@ -194,8 +186,7 @@ def read_csv_records(path: Path, display_path: str, first_number: int, columns: 
         with pyarrow.csv.open_csv(path, *columns.options(), convert) as reader:
             for batch in reader:
                 lines = np.arange(line, line + len(batch))
-                names, sequences = (_with_zero_offset(batch.column(index)) for index in (0, 1))
-                yield Records(display_path, first_number, lines, names, sequences)
+                yield Records(display_path, first_number, lines, *batch.columns)
                 first_number, line = first_number + len(batch), line + len(batch)
     except pa.ArrowInvalid as error:
         raise _malformed(display_path, error) from error
@@ -252,32 +243,21 @@ def _clean_letters(records: Records, policies: SequencePolicies) -> None:
     letters = get_bytes(records.sequences)
     if not len(letters) or (letters.min() >= _A and letters.max() <= _Z):
         return
-    bounds = get_offsets(records.sequences)
-    owner = np.repeat(np.arange(len(records)), np.diff(bounds))  # record of each letter
-    upper = _UPPER[letters]
-    if (lower := upper != letters).any():
-        records.changed["with lower case letters"] += len(np.unique(owner[lower]))
-    invalid = (upper < _A) | (upper > _Z)
+    upper = pc.ascii_upper(records.sequences.view(pa.string())).view(pa.binary())
+    records.changed["with lower case letters"] += pc.sum(pc.not_equal(upper, records.sequences)).as_py()
+    records.sequences = upper
     if policies.on_letters == "strip":
-        stripped = _STRIPPED[upper]
-        if stripped.any():
-            records.changed["with letters stripped"] += len(np.unique(owner[stripped]))
-            bounds = bounds - np.append(0, np.cumsum(stripped))[bounds]
-            upper, owner, invalid = upper[~stripped], owner[~stripped], invalid[~stripped]
-    elif policies.on_letters == "keep":
-        invalid &= _NOT_IN_CSV[upper]
-    records.sequences = binary_array(upper, bounds)
-    if invalid.any():
-        first = int(np.flatnonzero(invalid)[0])
-        if policies.on_letters != "skip":
-            letter = repr(chr(upper[first])) if upper[first] < 128 else f"byte 0x{upper[first]:02x}"
-            more = "" if _NOT_IN_CSV[upper[first]] else ", strip (for * - . and spaces) or keep"
-            raise records.error(
-                int(owner[first]), f"has {letter} in its sequence: correct it, or set on_letters=skip{more}"
-            )
-        has_invalid = np.zeros(len(records), bool)
-        has_invalid[owner[invalid]] = True
-        records.drop(has_invalid, "invalid letters")
+        records.sequences = pc.replace_substring_regex(upper, _STRIPPED, "")
+        records.changed["with letters stripped"] += pc.sum(pc.not_equal(upper, records.sequences)).as_py()
+    pattern = _NOT_IN_CSV if policies.on_letters == "keep" else _NOT_A_LETTER
+    is_invalid = pc.match_substring_regex(records.sequences, pattern).to_numpy(zero_copy_only=False)
+    if policies.on_letters != "skip" and is_invalid.any():
+        first = int(np.argmax(is_invalid))
+        [letter] = re.findall(pattern.encode(), records.sequences[first].as_py())[0]
+        name = repr(chr(letter)) if letter < 128 else f"byte 0x{letter:02x}"
+        more = "" if re.match(_NOT_IN_CSV.encode(), bytes([letter])) else ", strip (for * - . and spaces) or keep"
+        raise records.error(first, f"has {name} in its sequence: correct it, or set on_letters=skip{more}")
+    records.drop(is_invalid, "invalid letters")
 
 
 def format_rows(records: Records) -> pa.Array:
@@ -285,12 +265,8 @@ def format_rows(records: Records) -> pa.Array:
 
     Each row starts with the line end of the previous one.
     """
-    kept = pa.array(np.flatnonzero(records.kept))
-    names, sequences, lengths = records.names, records.sequences, records.lengths()
-    numbers = records.numbers() + 1
-    if len(kept) < len(records):
-        names, sequences = names.take(kept), sequences.take(kept)
-        lengths, numbers = lengths[records.kept], numbers[records.kept]
+    names, sequences = (each.filter(pa.array(records.kept)) for each in (records.names, records.sequences))
+    lengths, numbers = records.lengths()[records.kept], records.numbers()[records.kept] + 1
     ids = pc.binary_join_element_wise(b"", _format_integers(numbers), b"\n")
     return pc.binary_join_element_wise(ids, _quote(names), _format_integers(lengths), sequences, b",")
 
@@ -307,12 +283,6 @@ def _quote(names: pa.Array) -> pa.Array:
     quoted = (b'"' + name.replace(b'"', b'""') + b'"' if b"," in name or b'"' in name else name
               for name in names.to_pylist())  # fmt: skip
     return pa.array(quoted, pa.binary())
-
-
-def binary_array(text: NDArray[np.uint8], bounds: NDArray[np.integer]) -> pa.Array:
-    """Create an Arrow array, binary [n], from the concatenated bytes of n strings and their n + 1 bounds."""
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(bounds, np.int32)), pa.py_buffer(np.ascontiguousarray(text))]
-    return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, buffers)
 
 
 def get_offsets(strings: pa.Array) -> NDArray[np.int32]:
@@ -332,9 +302,5 @@ def gather_slices(text: NDArray[np.uint8], begin: NDArray[np.int64], end: NDArra
     """Copy the ascending, disjoint slices [begin, end) of a text to an Arrow array, binary [n]."""
     bounds = np.empty(2 * len(begin), np.int32)
     bounds[0::2], bounds[1::2] = begin, end
-    return binary_array(text, bounds).take(pa.array(np.arange(0, len(bounds), 2)))
-
-
-def _with_zero_offset(strings: pa.Array) -> pa.Array:
-    bounds = get_offsets(strings)
-    return binary_array(get_bytes(strings), bounds - bounds[0])
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, buffers).take(pa.array(np.arange(0, len(bounds), 2)))

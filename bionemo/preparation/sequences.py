@@ -2,6 +2,7 @@
 """Prepare FASTA or CSV files of protein sequences, such as UniRef50, as `{train,val,test}/x000.csv ...`."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,12 @@ from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.common.progress import progress
-from bionemo.config.schema.preparation import SequencesJob, Size, SplitSizes
+from bionemo.config.schema.preparation import SequencesJob, Size
 from bionemo.data.proteins.similarity import run_mmseqs
-from bionemo.preparation.checksums import checksum_file
 from bionemo.preparation.chunks import Chunk, count_records, is_fasta, split_into_chunks
 from bionemo.preparation.download import fetch
-from bionemo.preparation.inputs import is_gzipped, notify_dropped_columns, read_gzip
+from bionemo.preparation.inputs import is_gzipped, read_gzip
+from bionemo.preparation.manifest import checksum_file
 from bionemo.preparation.pool import worker_pool
 from bionemo.preparation.records import InputColumns
 from bionemo.preparation.shards import RowAssignment, write_shards
@@ -50,8 +51,7 @@ def prepare(job: SequencesJob) -> None:
             return
         if similar:
             run_mmseqs("version")  # an error now if it is not installed, not after reading
-        raw = Path(job.output) / "raw"
-        paths = [fetch(source, raw, job.checksum if len(sources) == 1 else None) for source in sources]
+        paths = [fetch(source, Path(job.output) / "raw", job.checksum) for source in sources]
         inputs = [*zip(sources, paths, strict=True), *((each, Path(each)) for each in clusters)]
         columns = InputColumns(job.id_column, job.sequence_column, job.separator)
         with worker_pool(job) as workers:
@@ -59,23 +59,20 @@ def prepare(job: SequencesJob) -> None:
             chunks: list[Chunk] = []
             for path, source in zip(paths, sources, strict=True):
                 plain, display_path = decompress(path, output), redact_url(source)
-                if is_fasta(plain, display_path, job.format):
-                    chunks += split_into_chunks(plain, display_path, None)
-                else:
-                    chunks += split_into_chunks(plain, display_path, columns)
-                    notify_dropped_columns(display_path, *columns.resolve(plain, display_path))
+                is_table = not is_fasta(plain, display_path, job.format)
+                chunks += split_into_chunks(
+                    plain, display_path, columns.resolve(plain, display_path) if is_table else None
+                )
             chunks = count_records(workers, chunks)
             total = sum(chunk.num_records for chunk in chunks)
 
             splits = np.full(total, -1, np.int8)
 
             def divide(excluded: NDArray[np.int64], hash_files: Mapping[str, Sequence[Path]]) -> None:
-                sizes = split_sizes(total - len(excluded), job)
+                sizes = split_sizes(total - len(excluded), job.val_size, job.test_size)
                 splits[:] = split_by_similarity(output, workers, chunks, job, excluded, hash_files, sizes)
 
-            def assign_rows(excluded: NDArray[np.int64]) -> tuple[RowAssignment, Sequence[tuple[str, int]]]:
-                return _assign_rows(output.scratch / "rows", excluded, job, splits)
-
+            assign_rows = partial(_assign_rows, output.scratch / "rows", job, splits)
             label = Path(redact_url(sources[0])).name if len(sources) == 1 else f"{len(sources)} files"
             write_shards(
                 output,
@@ -108,7 +105,7 @@ def decompress(path: Path, output: StagedOutput) -> Path:
     return copy
 
 
-def split_sizes(total: int, sizes: SplitSizes) -> dict[str, int]:
+def split_sizes(total: int, val_size: Size, test_size: Size) -> dict[str, int]:
     """Return the number of records of each split. Shares below 1 are rounded to the nearest count, but at least 1.
 
     Raises:
@@ -120,37 +117,31 @@ def split_sizes(total: int, sizes: SplitSizes) -> dict[str, int]:
             return max(int(size > 0), round(size * total)) if size >= 0 else -1
         return int(size)
 
-    val, test = num_records(sizes.val_size), num_records(sizes.test_size)
+    val, test = num_records(val_size), num_records(test_size)
     if min(val, test) < 0 or val + test >= total:
         raise UserError(
-            f"val_size={sizes.val_size} and test_size={sizes.test_size} leave no training records of {total:,}: set "
+            f"val_size={val_size} and test_size={test_size} leave no training records of {total:,}: set "
             "smaller counts, or shares such as 0.01"
         )
     return {"val": val, "test": test, "train": total - val - test}
 
 
 def shard_sizes(directory: str, rows: int, num_shards: int, extension: str = "csv") -> list[tuple[str, int]]:
-    """Return names and numbers of rows of the shards of a split: as `np.array_split`, without empty shards.
-
-    Raises:
-        UserError: if `num_shards` is less than 1.
-    """
-    if num_shards < 1:
-        raise UserError(f"num_csv_files={num_shards}: set at least 1")
+    """Return names and numbers of rows of the shards of a split: as `np.array_split`, without empty shards."""
     num_shards = min(num_shards, rows)
     names = (f"{directory}/x{i:03}.{extension}" for i in range(num_shards))
     return [(name, rows // num_shards + (i < rows % num_shards)) for i, name in enumerate(names)]
 
 
 def _assign_rows(
-    path: Path, excluded: NDArray[np.int64], job: SequencesJob, splits: NDArray[np.int8]
+    path: Path, job: SequencesJob, splits: NDArray[np.int8], excluded: NDArray[np.int64]
 ) -> tuple[RowAssignment, list[tuple[str, int]]]:
     """Assign rows as in BioNeMo v1: the beginning of a shuffled list is validation, then test, then training.
 
     `splits` are the numbers of the splits of the records, int8 [n], or -1 for a random split.
     """
     order = shuffle_kept(len(splits), excluded, job.seed)
-    sizes = split_sizes(len(order), job)
+    sizes = split_sizes(len(order), job.val_size, job.test_size)
     if splits.max(initial=-1) >= 0:
         order = order[np.argsort(splits[order], kind="stable")]
         sizes = {split: int((splits[order] == number).sum()) for number, split in enumerate(SPLITS)}

@@ -4,31 +4,43 @@
 A row is a line of a shard, numbered across all shards. A row assignment determines the row of each record. It depends
 on which records are dropped, which is known only after reading. If records were dropped, the pass over the input is
 repeated; a clean input needs one pass.
+
+Rows are shuffled in bounded memory: they are divided into buckets of about 32 MB. `_write_spill` writes the rows of a
+chunk of the input to a file, grouped by bucket. `_write_shard` reads each bucket from all spill files, sorts it in
+memory and appends it to the shard. Each byte is written twice and read once, in long runs, for any order.
 """
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from bionemo.common.files import replacing, sync
 from bionemo.common.progress import progress
 from bionemo.config.schema.preparation import SequencePolicies
-from bionemo.preparation.checksums import OutputFile
 from bionemo.preparation.chunks import Chunk
+from bionemo.preparation.manifest import OutputFile, checksum_file, write_with_checksum
 from bionemo.preparation.name_index import NameIndex, find_duplicates, hash_names
 from bionemo.preparation.records import Records, clean_records, format_rows, get_bytes, get_offsets
-from bionemo.preparation.shuffle import ShardLayout, SpillFile, write_shard, write_spill
 from bionemo.preparation.staged_output import StagedOutput
+
+_BUCKET_BYTES = 32 << 20
+_SCHEMA = pa.schema(
+    {"record_id": pa.int64(), "record_name": pa.string(), "sequence_length": pa.int32(), "sequence": pa.string()}
+)
+
 
 HEADER = b"record_id,record_name,sequence_length,sequence"
 _RENAME, _REMOVE = "rename it, or set on_duplicate=skip", "remove it, or set duplicates=drop"
@@ -40,7 +52,7 @@ class RowAssignment:
     """Determines the output row of each record."""
 
     path: Path  # file of int64, the row of each record of the input, or -1 for a record that is not written
-    index: Path | None = None  # directory of a name index; then the file contains the row of each entry of the index
+    index: Path | None = None  # file of a name index; then the file contains the row of each entry of the index
 
     def rows(self, records: Records) -> NDArray[np.int64]:
         """Return the row of each record, or -1: int64 [n]."""
@@ -63,10 +75,28 @@ DivideRecords = Callable[[NDArray[np.int64], Mapping[str, Sequence[Path]]], None
 
 
 @dataclass(frozen=True)
+class ShardLayout:
+    """Shards and buckets of the output rows."""
+
+    shards: dict[str, range]  # buckets of each shard by its path relative to the output, in the order of their rows
+    bounds: NDArray[np.int64]  # [buckets + 1], number of the first row of each bucket
+
+    @classmethod
+    def create(cls, sizes: Sequence[tuple[str, int]], row_bytes: float) -> "ShardLayout":
+        """Divide shards, given as name and number of rows, into buckets; `row_bytes` is the approximate row size."""
+        shards, bounds = dict[str, range](), [0]
+        for name, rows in sizes:
+            first, count = len(bounds) - 1, max(1, round(rows * row_bytes / _BUCKET_BYTES))
+            bounds += [bounds[first] + rows * (index + 1) // count for index in range(count)]
+            shards[name] = range(first, first + count)
+        return cls(shards, np.array(bounds, np.int64))
+
+
+@dataclass(frozen=True)
 class _ChunkResult:
-    spill: SpillFile
+    spill: Path  # file of its rows
     excluded: NDArray[np.int64]  # indices of the records dropped by a policy, which get no row
-    letters: tuple[int, int, int]  # read, written, dropped
+    letters: Counter[str]  # read, written, dropped
     dropped: Counter[str]
     changed: Counter[str]
 
@@ -95,10 +125,11 @@ def write_shards(
     Raises:
         UserError: if a record is invalid and its policy is `error`.
     """
-    output.require_space(sum(chunk.stop - chunk.start for chunk in chunks))
+    size, total = sum(chunk.stop - chunk.start for chunk in chunks), sum(chunk.num_records for chunk in chunks)
+    output.require_space(size)
     scratch = output.scratch / "shards"
     scratch.mkdir()
-    excluded, total = np.zeros(0, np.int64), sum(chunk.num_records for chunk in chunks)
+    excluded = np.zeros(0, np.int64)
     hash_files = {
         kind: [scratch / f"{index:06}.{kind}" for index in range(len(chunks))]
         for kind, policy in (("names", policies.on_duplicate), ("sequences", identical))
@@ -106,10 +137,15 @@ def write_shards(
     }
     while True:
         assignment, sizes = assign_rows(excluded)
-        layout = ShardLayout.create(sizes, _estimate_row_bytes(chunks))
-        results = _spill_chunks(
-            workers, label, chunks, _ChunkTask(hash_files, scratch, policies, assignment, layout), excluded
-        )
+        layout = ShardLayout.create(sizes, size / max(1, total) + _EXTRA_ROW_BYTES)
+        task = partial(_spill_chunk, hash_files, scratch, policies, assignment, layout)
+        parts = np.split(excluded, np.searchsorted(excluded, [chunk.first_number for chunk in chunks])[1:])
+        results: list[_ChunkResult] = []
+        with progress(f"reading {label}", size) as advance:
+            for chunk, result in zip(chunks, workers.map(task, range(len(chunks)), chunks, parts), strict=True):
+                results.append(result)
+                advance(chunk.stop - chunk.start)
+        spills = [result.spill for result in results]
         duplicates, _ = _find_repeated(hash_files, chunks, "name", policies.on_duplicate, _RENAME)
         copies, first = _find_repeated(hash_files, chunks, "sequence", identical, _REMOVE, duplicates)
         found = np.union1d(np.concatenate([result.excluded for result in results]), np.append(duplicates, copies))
@@ -117,12 +153,11 @@ def write_shards(
             divide(found, hash_files)
             divide = None
         elif np.array_equal(found, excluded):
-            empty = _find_empty_rows([result.spill for result in results], layout)
-            if exclude_rows is None or not len(empty):
+            if exclude_rows is None or not len(empty := _find_empty_rows(spills, layout)):
                 break
             exclude_rows(empty)
         excluded = found
-    _write_all_shards(output, workers, label, [result.spill for result in results], layout)
+    _write_all_shards(output, workers, label, spills, layout)
     if len(copies):
         needed = np.union1d(copies, first)
         names = read_strings(scratch / "needed.names", workers, chunks, policies, "names", needed)
@@ -133,107 +168,70 @@ def write_shards(
 
     counts = output.add_counts(label, *directories)
     counts.read, counts.written = total, int(layout.bounds[-1])
-    dropped = sum((result.dropped for result in results), Counter[str]())
+    letters, dropped, changed = (
+        sum((getattr(result, kind) for result in results), Counter[str]())
+        for kind in ("letters", "dropped", "changed")
+    )
     dropped["duplicate"], dropped["identical sequence"] = len(duplicates), len(copies)
     counts.dropped = {reason: number for reason, number in sorted(dropped.items()) if number}
-    counts.changed = dict(sorted(sum((result.changed for result in results), Counter[str]()).items()))
-    counts.letters_read, counts.letters_written, counts.letters_dropped = (
-        sum(each) for each in zip(*(result.letters for result in results), strict=True)
-    )
+    counts.changed = dict(sorted(changed.items()))
+    counts.letters_read, counts.letters_written = letters["read"], letters["written"]
+    counts.letters_dropped = letters["dropped"]
 
 
-def _estimate_row_bytes(chunks: Sequence[Chunk]) -> float:
-    size = sum(chunk.stop - chunk.start for chunk in chunks)
-    return size / max(1, sum(chunk.num_records for chunk in chunks)) + _EXTRA_ROW_BYTES
-
-
-@dataclass(frozen=True)
-class _ChunkTask:
-    """Cleans the records of a chunk and writes their rows to a spill file, in a worker."""
-
-    hash_files: Mapping[str, Sequence[Path]]
-    scratch: Path
-    policies: SequencePolicies
-    assignment: RowAssignment
-    layout: ShardLayout
-
-    def __call__(self, index: int, chunk: Chunk, excluded: NDArray[np.int64]) -> _ChunkResult:
-        texts: list[pa.Array] = []
-        rows, invalid = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        dropped, changed = Counter[str](), Counter[str]()
-        letters_read = letters_written = letters_dropped = 0
-        with ExitStack() as stack:
-            files = {
-                kind: stack.enter_context(stack.enter_context(replacing(paths[index], durable=False)).open("wb"))
-                for kind, paths in self.hash_files.items()
-            }
-            for records in chunk.read():
-                lengths = records.lengths()
-                letters_read += len(get_bytes(records.sequences))
-                numbers = records.numbers()
-                clean_records(records, self.policies)
-                invalid.append(numbers[~records.kept])
-                for kind, file in files.items():
-                    hashes = hash_names(getattr(records, kind)).copy()
-                    hashes[~records.kept] = np.stack([numbers, ~numbers], 1)[~records.kept]  # equal to no other
-                    file.write(hashes.data)
-                records.kept &= ~np.isin(numbers, excluded, assume_unique=True)
-                row = self.assignment.rows(records)
-                records.drop(row < 0, "not in the mapping")
-                texts.append(format_rows(records))
-                rows.append(row[records.kept])
-                kept_lengths = np.where(records.kept, records.lengths(), 0)
-                letters_written += int(kept_lengths.sum(dtype=np.int64))
-                letters_dropped += int((lengths - kept_lengths).sum(dtype=np.int64))
-                dropped += records.dropped
-                changed += records.changed
-        spill = write_spill(self.scratch / f"{index:06}.rows", texts, np.concatenate(rows), self.layout)
-        letters = (letters_read, letters_written, letters_dropped)
-        return _ChunkResult(spill, np.concatenate(invalid), letters, dropped, changed)
-
-
-def _spill_chunks(
-    workers: Executor, label: str, chunks: Sequence[Chunk], task: _ChunkTask, excluded: NDArray[np.int64]
-) -> list[_ChunkResult]:
-    """Process all chunks; the results are in the order of the chunks."""
-    bounds = np.searchsorted(excluded, [chunk.first_number for chunk in chunks])
-    results: list[_ChunkResult] = []
-    with progress(f"reading {label}", sum(chunk.stop - chunk.start for chunk in chunks)) as advance:
-        futures = workers.map(task, range(len(chunks)), chunks, np.split(excluded, bounds[1:]))
-        for chunk, result in zip(chunks, futures, strict=True):
-            results.append(result)
-            advance(chunk.stop - chunk.start)
-    return results
+def _spill_chunk(
+    hash_files: Mapping[str, Sequence[Path]],
+    scratch: Path,
+    policies: SequencePolicies,
+    assignment: RowAssignment,
+    layout: ShardLayout,
+    index: int,
+    chunk: Chunk,
+    excluded: NDArray[np.int64],
+) -> _ChunkResult:
+    """Clean the records of a chunk and write their rows to a spill file, in a worker."""
+    texts: list[pa.Array] = []
+    rows, invalid = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    letters, dropped, changed = Counter[str](), Counter[str](), Counter[str]()
+    with ExitStack() as stack:
+        files = {
+            kind: stack.enter_context(stack.enter_context(replacing(paths[index], durable=False)).open("wb"))
+            for kind, paths in hash_files.items()
+        }
+        for records in chunk.read():
+            lengths, numbers = records.lengths(), records.numbers()
+            clean_records(records, policies)
+            invalid.append(numbers[~records.kept])
+            for kind, file in files.items():
+                hashes = hash_names(getattr(records, kind)).copy()
+                hashes[~records.kept] = np.stack([numbers, ~numbers], 1)[~records.kept]  # equal to no other
+                file.write(hashes.data)
+            records.kept &= ~np.isin(numbers, excluded, assume_unique=True)
+            row = assignment.rows(records)
+            records.drop(row < 0, "not in the mapping")
+            texts.append(format_rows(records))
+            rows.append(row[records.kept])
+            read, written = (int(each.sum(dtype=np.int64)) for each in (lengths, records.lengths()[records.kept]))
+            letters.update(read=read, written=written, dropped=read - written)
+            dropped += records.dropped
+            changed += records.changed
+    spill = _write_spill(scratch / f"{index:06}.rows", texts, np.concatenate(rows), layout)
+    return _ChunkResult(spill, np.concatenate(invalid), letters, dropped, changed)
 
 
 def _write_all_shards(
-    output: StagedOutput, workers: Executor, label: str, spills: Sequence[SpillFile], layout: ShardLayout
+    output: StagedOutput, workers: Executor, label: str, spills: Sequence[Path], layout: ShardLayout
 ) -> None:
-    """Write all shards, and flush them to disk while the next ones are written."""
-    with (
-        progress(f"writing {label}", sum(spill.text_bytes for spill in spills)) as advance,
-        ThreadPoolExecutor(2) as syncing,
-    ):
-        pending: list[tuple[Path, str, Future[OutputFile]]] = []
-        for shard in layout.shards:
-            path = output.path(shard.name)
-            pending.append((path, shard.name, workers.submit(write_shard, path, HEADER, spills, layout, shard)))
-        synced = []
-        for path, name, future in pending:
-            output.manifest.files[name] = future.result()
-            advance(future.result().size)
-            synced.append(syncing.submit(sync, path))
-        for done in synced:
-            done.result()
-
-
-def _find_empty_rows(spills: Sequence[SpillFile], layout: ShardLayout) -> NDArray[np.int64]:
-    if sum(spill.num_rows for spill in spills) == layout.bounds[-1]:
-        return np.zeros(0, np.int64)
-    is_filled = np.zeros(int(layout.bounds[-1]), bool)
-    for spill in spills:
-        is_filled[spill.read_row_numbers()] = True
-    return np.flatnonzero(~is_filled)
+    with progress(f"writing {label}", sum(spill.stat().st_size for spill in spills)) as advance:
+        paths = {name: output.path(name) for name in layout.shards}
+        tasks = {
+            name: workers.submit(_write_shard, paths[name], spills, layout.bounds, buckets)
+            for name, buckets in layout.shards.items()
+        }
+        for name, task in tasks.items():
+            output.manifest.files[name] = task.result()
+            sync(paths[name])  # while the next ones are written
+            advance(task.result().size)
 
 
 def _find_repeated(
@@ -299,3 +297,77 @@ def _select_strings(policies: SequencePolicies, kind: str, chunk: Chunk, numbers
         clean_records(records, policies)
         selected.append(getattr(records, kind).filter(pa.array(np.isin(records.numbers(), numbers))))
     return selected
+
+
+def _write_spill(path: Path, texts: Sequence[pa.Array], row_numbers: NDArray[np.int64], layout: ShardLayout) -> Path:
+    """Write the rows of a chunk to an Arrow file with one record batch of texts and row numbers per bucket.
+
+    The rows are consecutive arrays of texts, and their numbers in the output, int64 [n].
+    """
+    buckets = np.searchsorted(layout.bounds, row_numbers, side="right") - 1
+    order = np.argsort(buckets, kind="stable")
+    text = pa.concat_arrays(texts).take(pa.array(order)) if len(row_numbers) else pa.array([], pa.binary())
+    rows = pa.record_batch({"text": text, "row": row_numbers[order]})
+    bounds = np.searchsorted(buckets[order], np.arange(len(layout.bounds)))
+    with replacing(path, durable=False) as new, pa.ipc.new_file(new, rows.schema) as file:
+        for begin, end in pairwise(bounds.tolist()):
+            file.write_batch(rows.slice(begin, end - begin))
+    return path
+
+
+def _read_bucket(spill: Path, bucket: int) -> tuple[pa.Array, NDArray[np.int64]]:
+    """Read the rows of a bucket, binary [n], and their row numbers, int64 [n]."""
+    with pa.memory_map(str(spill)) as file:
+        batch = pa.ipc.open_file(file).get_batch(bucket)
+    return batch.column("text"), batch.column("row").to_numpy()
+
+
+def _find_empty_rows(spills: Sequence[Path], layout: ShardLayout) -> NDArray[np.int64]:
+    """Return the numbers of the rows of the layout that no record has, int64."""
+    is_empty = np.ones(int(layout.bounds[-1]), bool)
+    for spill in spills:
+        with pa.memory_map(str(spill)) as file:
+            is_empty[pa.ipc.open_file(file).read_all().column("row").to_numpy()] = False
+    return np.flatnonzero(is_empty)
+
+
+def _write_shard(path: Path, spills: Sequence[Path], bounds: NDArray[np.int64], buckets: range) -> OutputFile:
+    """Write a header and the rows of the buckets of a shard in order; `bounds` are those of the layout.
+
+    Each row begins with a line end and contains no other. A file named `*.parquet` has the same rows and columns as a
+    CSV file, with a row group for each bucket.
+
+    Raises:
+        AssertionError: if rows are missing or duplicated.
+    """
+    rows = int(bounds[buckets.stop] - bounds[buckets.start])
+    parts = _shard_parts(spills, bounds, buckets)
+    if path.suffix == ".parquet":
+        _write_parquet(path, parts)
+        return replace(checksum_file(path), rows=rows)
+    return write_with_checksum(path, parts, rows, flush=False)
+
+
+def _write_parquet(path: Path, parts: Iterator[memoryview]) -> None:
+    """Write the parts of a CSV file as parquet, with a row group for each part."""
+    header, types = bytes(next(parts)), pa.csv.ConvertOptions(column_types=_SCHEMA)
+    with pq.ParquetWriter(path, _SCHEMA, compression="zstd", use_dictionary=False) as file:
+        for part in parts:
+            if len(part) > 1:  # the last part is a line end
+                text = pa.py_buffer(header + part + b"\n")
+                options = pa.csv.ReadOptions(use_threads=False, block_size=len(text))
+                file.write_table(pa.csv.read_csv(pa.BufferReader(text), options, convert_options=types))
+
+
+def _shard_parts(spills: Sequence[Path], bounds: NDArray[np.int64], buckets: range) -> Iterator[memoryview]:
+    yield memoryview(HEADER)
+    for bucket in buckets:
+        first, stop = bounds[bucket : bucket + 2].tolist()
+        texts, row_numbers = zip(*(_read_bucket(spill, bucket) for spill in spills), strict=True)
+        rows = np.concatenate(row_numbers) - first
+        order = np.full(stop - first, -1)
+        order[rows] = np.arange(len(rows))
+        assert len(rows) == len(order) and (order >= 0).all(), f"bucket {bucket}: {len(rows)} of {len(order)} rows"
+        if len(rows):
+            yield get_bytes(pa.concat_arrays(texts).take(pa.array(order))).data
+    yield memoryview(b"\n")

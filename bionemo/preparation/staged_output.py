@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of a preparation, written to a staging directory and moved into place when complete."""
+"""Output of a preparation, written to a staging directory and moved into place when complete.
+
+When the data set is complete, a list of moves is written to its staging directory, `.preparing-<8 hexadecimal
+digits>` in the output directory. Then the files and directories are moved one by one, the manifest last. If a job is
+killed before the list is written, the next start removes the staging directory. If it is killed afterwards, the next
+start completes the moves. Of the replaced files, only those listed in the old manifest and their indexes are
+deleted.
+"""
 
 import csv
 import errno
@@ -7,27 +14,121 @@ import json
 import logging
 import os
 import shutil
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bionemo.common.errors import UserError
-from bionemo.common.files import sync, write_atomic
+from bionemo.common.files import replacing, sync, write_atomic
 from bionemo.common.lock import run_lock
 from bionemo.common.redaction import redact_tree
 from bionemo.config.schema.preparation import PreparationConfig
-from bionemo.preparation.checksums import InputFile, OutputFile, checksum_file, write_with_checksum
-from bionemo.preparation.manifest import MANIFEST, Manifest, RecordCounts, describe_other_versions, library_versions
-from bionemo.preparation.staging_directory import StagingDirectory, find_interrupted, recover
+from bionemo.data.shards.ranges import INDEX
+from bionemo.preparation.manifest import (
+    MANIFEST,
+    InputFile,
+    Manifest,
+    OutputFile,
+    RecordCounts,
+    checksum_file,
+    describe_other_versions,
+    library_versions,
+    write_with_checksum,
+)
 from bionemo.preparation.urls import is_url
 
 log = logging.getLogger(__name__)
 _LOCK = ".prepare.lock"
+_PREFIX = ".preparing-"
+_CONTENTS = {"tree", "scratch", "replaced", "moves.json"}
 _FEW_RECORDS = 10  # in a validation or test split
+
+
+class StagingDirectory:
+    """A directory in the output directory `target`; its unique name makes late writes of a killed job harmless.
+
+    Attributes:
+        path: the directory.
+        tree: directory of the data set's files, with the same relative paths as in the output.
+        scratch: directory of temporary files.
+    """
+
+    def __init__(self, target: Path, name: str | None = None) -> None:
+        self.target, self.path = target, target / (name or f"{_PREFIX}{uuid.uuid4().hex[:8]}")
+        self.tree, self.scratch, self._replaced = (self.path / each for each in ("tree", "scratch", "replaced"))
+        self._removals = self.path / "moves.json"  # names at the top of the output that the data set does not have
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the data set is complete and must be moved."""
+        return self._removals.exists()
+
+    def complete(self, replaced: Iterable[str]) -> None:
+        """Declare the data set complete; it replaces the entries `replaced` of the output even if it lacks them."""
+        for directory, _, _ in os.walk(self.tree):
+            sync(Path(directory))
+        with replacing(self._removals, self.scratch) as new:
+            new.write_text(json.dumps([name for name in replaced if not (self.tree / name).exists()]))
+
+    def finish(self) -> None:
+        """Move a complete data set into place, and remove the staging directory.
+
+        What cannot be removed is removed by the next start.
+        """
+        if self.is_complete:
+            self._replaced.mkdir(exist_ok=True)
+            self._move()
+            self._keep_foreign_files()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _move(self) -> None:
+        if not (self.tree / MANIFEST).exists():  # it moves last: all moves are done
+            return
+        names = [path.name for path in self.tree.iterdir() if path.name != MANIFEST]
+        for name in [MANIFEST, *names, *json.loads(self._removals.read_text())]:
+            if os.path.lexists(self.target / name):  # the output has no manifest until all moves are done
+                os.rename(self.target / name, self._replaced / name)
+        for name in [*names, MANIFEST]:
+            os.rename(self.tree / name, self.target / name)
+        sync(self.target)
+
+    def _keep_foreign_files(self) -> None:
+        """Move replaced files that a preparation did not write, or that were changed, to the output directory."""
+        manifest = Manifest.read(self._replaced, lenient=True)
+        for path in sorted(self._replaced.rglob("*"), reverse=True):  # a directory after its entries
+            name = path.relative_to(self._replaced).as_posix()
+            entry = manifest and manifest.files.get(INDEX.sub("", name))
+            if path.is_dir() and not path.is_symlink():
+                with suppress(OSError):  # it is not empty
+                    path.rmdir()
+            elif name == MANIFEST or (entry and (INDEX.search(name) or entry.size == path.lstat().st_size)):
+                path.unlink()
+        if any(self._replaced.iterdir()):
+            kept = self.target / f"replaced-{self.path.name.removeprefix(_PREFIX)}"
+            os.rename(self._replaced, kept)
+            log.warning("note: replaced files that bionemo did not write, or that were changed, are now in %s", kept)
+
+
+def find_interrupted(target: Path) -> list[StagingDirectory]:
+    """Find the staging directories that interrupted preparations have left; anything else is the user's."""
+    return [
+        StagingDirectory(target, path.name)
+        for path in sorted(target.glob(f"{_PREFIX}{'[0-9a-f]' * 8}"))
+        if path.is_dir() and {each.name for each in path.iterdir()} <= _CONTENTS
+    ]
+
+
+def recover(target: Path) -> None:
+    """Complete interrupted moves and remove incomplete data sets."""
+    for staging in find_interrupted(target):
+        if not staging.is_complete:
+            log.info("starting again: an earlier preparation of %s was interrupted", target)
+        staging.finish()
 
 
 @dataclass
@@ -124,21 +225,21 @@ def stage_output(
             yield None
             return
         replaced = _find_replaced(target, top_directories, force)
-        staging = StagingDirectory.create(target)
+        staging = StagingDirectory(target)
         output = StagedOutput(
             staging.tree, staging.scratch, Manifest(job, parameters, versions=library_versions(job, parameters))
         )
         try:
+            staging.tree.mkdir(parents=True)
+            staging.scratch.mkdir()
             yield output
             for name, counts in output.manifest.tallies.items():
                 for problem in counts.inconsistencies():
                     raise AssertionError(f"{name}: {problem}")
             write_atomic(staging.tree / MANIFEST, output.manifest.to_json())
-            shutil.rmtree(staging.scratch)
-            staging.commit(replaced)
+            staging.complete(replaced)
         finally:
-            if not staging.is_complete:  # otherwise the next start completes the moves
-                staging.remove()
+            staging.finish()
     _log_summary(target, output.manifest)
 
 
@@ -152,39 +253,24 @@ def _log_summary(directory: Path, manifest: Manifest) -> None:
             "%s: %s records read, %s written to %s%s%s",
             name, f"{counts.read:,}", f"{counts.written:,}", directories, dropped, changed,
         )  # fmt: skip
-    splits = _count_split_records(manifest)
-    records = ", ".join(f"{split} {count:,}" for split, count in splits.items())
-    log.info("prepared: %s: %s records", directory, records or "no")
-    _notify_small_splits(manifest.parameters, splits)
-
-
-def _count_split_records(manifest: Manifest) -> dict[str, int]:
-    counts: Counter[str] = Counter()
+    splits: Counter[str] = Counter()
     for name, entry in manifest.files.items():
         if entry.rows is not None and "/" in name:  # a shard
-            counts[name.rpartition("/")[0]] += entry.rows
-    return dict(sorted(counts.items(), key=lambda item: [item[0].endswith(split) for split in ("test", "val")]))
-
-
-def _notify_small_splits(parameters: dict[str, Any], splits: dict[str, int]) -> None:
-    """Warn if a validation or test split is too small for metrics, unless the user requested this number."""
-    few: list[str] = []
+            splits[name.rpartition("/")[0]] += entry.rows
+    names = sorted(splits, key=lambda name: (name.endswith("test"), name.endswith("val"), name))
+    records = ", ".join(f"{name} {splits[name]:,}" for name in names)
+    log.info("prepared: %s: %s records", directory, records or "no")
+    few: list[str] = []  # splits that are too small for metrics, unless the user requested this number
     for split in ("val", "test"):
-        requested, found = parameters.get(f"{split}_size", 0), splits.get(split, 0)
+        requested, found = manifest.parameters.get(f"{split}_size", 0), splits[split]
         if found < _FEW_RECORDS and (found < requested or 0 < requested < 1):
             few.append(f"{split} has {found}")
     if few:
-        total = sum(splits.values())
-        held_out = max(1, total // 10)
-        advice = "set larger val_size and test_size"
-        if "train_size" in parameters:  # records per shard: for a small data set only their proportions matter
-            advice = (
-                f"set train_size={max(1, total - 2 * held_out)} val_size={held_out} test_size={held_out}, or other "
-                "proportions, and force=True"
-            )
         log.warning(
-            "note: %s of %s records, too few for reliable metrics: %s", " and ".join(few), f"{total:,}", advice
-        )
+            "note: %s of %s records, too few for reliable metrics: set larger val_size and test_size%s",
+            " and ".join(few), f"{splits.total():,}",
+            " in proportion to train_size, and force=True" if "train_size" in manifest.parameters else "",
+        )  # fmt: skip
 
 
 def _is_complete(target: Path, job: str, parameters: dict[str, Any], sources: Sequence[str] | None) -> bool:
@@ -201,9 +287,9 @@ def _is_complete(target: Path, job: str, parameters: dict[str, Any], sources: Se
             )
     if sources is not None:
         _compare_sources(target, manifest.inputs, sources)
-    for name, entry in manifest.files.items():
-        if _file_size(target / name) != entry.size:
-            raise UserError(f"{target / name} has changed since it was prepared: prepare it again with force=True")
+    for path, entry in ((target / name, entry) for name, entry in manifest.files.items()):
+        if not path.is_file() or path.stat().st_size != entry.size:
+            raise UserError(f"{path} has changed since it was prepared: prepare it again with force=True")
     log.info("%s is prepared already; force=True prepares it again", target)
     if note := describe_other_versions(manifest):
         log.warning("note: %s was %s", target, note)
@@ -219,34 +305,16 @@ def _compare_sources(target: Path, inputs: Sequence[InputFile], sources: Sequenc
     if len(inputs) != len(sources):
         raise UserError(f"{target} was prepared from {len(inputs):,} files, not {len(sources):,}: {remedy}")
     for entry, source in zip(inputs, sources, strict=True):
-        if source == entry.source and is_url(source):
-            continue
         names = [Path(name).name.removesuffix(".gz") for name in (entry.source, source)]
-        if is_url(source) or names[0] != names[1]:
-            old, new = entry.source, source
-            if names[0] != names[1]:
-                old, new = Path(old).name, Path(new).name
-            raise UserError(f"{target} was prepared from {old}, not {new}: {remedy}")
-        path = Path(source)
-        if path.is_file() and not entry.is_unchanged(path):
+        if names[0] != names[1] or (is_url(source) and source != entry.source):
+            raise UserError(f"{target} was prepared from {entry.source}, not {source}: {remedy}")
+        if not is_url(source) and Path(source).is_file() and not entry.is_unchanged(Path(source)):
             raise UserError(f"{source} has changed since {target} was prepared from it, or is another file: {remedy}")
-
-
-def _file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
 
 
 def _find_replaced(target: Path, top_directories: Sequence[str], force: bool) -> set[str]:
     """Return the names of the directories that the new data set replaces; raw files are not among them."""
-    try:
-        existing = Manifest.read(target)
-    except UserError:
-        if not force:
-            raise
-        existing = None
+    existing = Manifest.read(target, lenient=force)
     owned = {name.partition("/")[0] for name in existing.files if "/" in name} if existing else set()
     for name in top_directories:
         if os.path.lexists(target / name) and name not in owned and not force:

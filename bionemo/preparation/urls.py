@@ -19,9 +19,14 @@ def destination(source: str, directory: Path) -> Path:
     """Return the path of a local source, or the path to which `fetch` downloads a URL.
 
     Raises:
-        UserError: if the source contains no file name.
+        UserError: if a URL contains no file name.
     """
-    return directory / file_name(source) if is_url(source) else local_path(source)
+    if not is_url(source):
+        return local_path(source)
+    name = unquote(_split(source).path.rpartition("/")[2])
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise UserError(f"{redact_url(source)} contains no file name: give the URL of a file")
+    return directory / name
 
 
 def download_directory(url: str, directory: Path) -> Path:
@@ -36,13 +41,11 @@ def absolute_source(source: str) -> str:
     return redact_url(source) if is_url(source) else os.path.abspath(local_path(source))
 
 
-def expected_source(base: str, name: str) -> str:
-    """Return the path or URL of the file that `locate` would find; the file need not exist."""
+def find_source(base: str, name: str) -> str:
+    """Return the path or URL of a file in a directory or below a base URL; a local one may be gzipped, `<name>.gz`."""
     path = join_source(base, name)
-    gzipped = f"{path}.gz"
-    if not is_url(base) and not Path(path).is_file() and Path(gzipped).is_file():
-        path = gzipped
-    return absolute_source(path)
+    is_gzipped = not is_url(base) and not Path(path).is_file() and Path(f"{path}.gz").is_file()
+    return f"{path}.gz" if is_gzipped else path
 
 
 def join_source(base: str, name: str) -> str:
@@ -72,18 +75,6 @@ def local_path(source: str) -> Path:
             f"{redact_url(source)}: {scheme}:// is not supported: give a path, or a file, http or https URL"
         )
     return Path(unquote(_split(source).path))
-
-
-def file_name(url: str) -> str:
-    """Return the file name at the end of a URL.
-
-    Raises:
-        UserError: if there is none.
-    """
-    name = unquote(_split(url).path.rpartition("/")[2])
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise UserError(f"{redact_url(url)} contains no file name: give the URL of a file")
-    return name
 
 
 def _split(url: str) -> SplitResult:

@@ -4,6 +4,7 @@
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +13,11 @@ from bionemo.common.progress import progress
 from bionemo.config.schema.preparation import UsptoJob
 from bionemo.data.files import SPLITS
 from bionemo.data.table import parse_table
-from bionemo.preparation.download import fetch, locate
 from bionemo.preparation.inputs import notify_dropped_columns, read_input
 from bionemo.preparation.molecules import unmapped_smiles
 from bionemo.preparation.pool import map_ordered
 from bionemo.preparation.staged_output import StagedOutput, result_parameters, stage_output
-from bionemo.preparation.urls import absolute_source, expected_source, is_url, redact_url
+from bionemo.preparation.urls import absolute_source, find_source, is_url, redact_url
 
 _HEADER = ("reaction_type", "set", "reactants", "products")
 _SPLIT_OF_SET = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -33,8 +33,8 @@ class Reaction(NamedTuple):
     type: str
     split: str
     reactants: str
+    reagents: str
     products: str
-    reagents: str = ""
 
 
 def prepare(job: UsptoJob) -> None:
@@ -47,85 +47,72 @@ def prepare(job: UsptoJob) -> None:
     Raises:
         UserError: if the source cannot be read or downloaded, or a molecule is invalid and its policy is `error`.
     """
-    raw, source = Path(job.output) / "raw", redact_url(job.source)
+    source = redact_url(job.source)
     is_file = source.lower().endswith(_FILE_SUFFIXES) if is_url(source) else not Path(source).is_dir()
-    if is_file:
-        sources = [absolute_source(job.source)]
-    else:
-        sources = [expected_source(job.source, f"raw_{split}.csv") for split in SPLITS]
-    parameters = result_parameters(job, "checksum")
-    with stage_output(job.output, "uspto", parameters, SPLITS, sources=sources, force=job.force) as output:
+    files: dict[str | None, str] = (
+        {None: job.source} if is_file else {split: find_source(job.source, f"raw_{split}.csv") for split in SPLITS}
+    )
+    sources = [absolute_source(file) for file in files.values()]
+    with stage_output(
+        job.output, "uspto", result_parameters(job, "checksum"), SPLITS, sources=sources, force=job.force
+    ) as output:
         if output is None:
             return
-        reactions: dict[str, list[Reaction]] = {split: [] for split in SPLITS}
-        if is_file:
-            if source.lower().endswith((".pickle", ".pkl")):
-                raise _pickle_error(source)
-            path = fetch(job.source, raw, job.checksum)
-            for reaction in _canonicalise_file(job, output, path, source, None):
-                reactions[reaction.split].append(reaction)
-        else:
-            if job.checksum:
-                raise UserError(f"checksum={job.checksum} applies to a single file, but {source} has three: remove it")
-            for split in SPLITS:
-                path, display_path = locate(job.source, f"raw_{split}.csv", raw)
-                reactions[split] = _canonicalise_file(job, output, path, display_path, split)
+        if job.checksum and not is_file:
+            raise UserError(f"checksum={job.checksum} applies to a single file, but {source} has three: remove it")
+        reactions = []
+        for set_of_all, file in files.items():
+            reactions += _canonicalise_file(job, output, file, set_of_all)
         for split in SPLITS:
-            rows = ((each.type, split, each.reactants, each.products) for each in reactions[split])
+            rows = ((each.type, split, each.reactants, each.products) for each in reactions if each.split == split)
             output.write_csv(f"{split}/data.csv", _HEADER, rows)
 
 
-def _canonicalise_file(
-    job: UsptoJob, output: StagedOutput, path: Path, display_path: str, split: str | None
-) -> list[Reaction]:
+def _canonicalise_file(job: UsptoJob, output: StagedOutput, source: str, split: str | None) -> list[Reaction]:
     """Read and canonicalise the reactions of a file, and add its record counts to the manifest.
 
     `split` is the split of all reactions; None: the file has a column `set`.
     """
-    content = read_input(path, display_path, output)
+    path, content = read_input(source, Path(job.output) / "raw", output, job.checksum)
+    display_path = redact_url(source)
     counts = output.add_counts(display_path, *((split,) if split else SPLITS))
     reactions = list(_read_reactions(content, display_path, split))
-    tasks = [reactions[start : start + _TASK_SIZE] for start in range(0, len(reactions), _TASK_SIZE)]
+    tasks = (reactions[start : start + _TASK_SIZE] for start in range(0, len(reactions), _TASK_SIZE))
     kept: list[Reaction] = []
     with (
         progress(f"reading {path.name}", len(content)) as advance,
         closing(map_ordered(_canonicalise, tasks, job)) as results,
     ):
-        for task, result in zip(tasks, results, strict=True):
-            for reaction, canonical in zip(task, result, strict=True):
-                counts.read += 1
-                if isinstance(canonical, Reaction):
-                    kept.append(canonical)
-                    if canonical.reagents:
-                        counts.changed["without their reagents"] = counts.changed.get("without their reagents", 0) + 1
-                elif job.on_invalid == "skip":
-                    counts.drop("invalid SMILES")
-                else:
-                    raise UserError(
-                        f"{reaction.location}: RDKit cannot read the SMILES {canonical!r}: correct it, or set "
-                        "on_invalid=skip"
-                    )
-            advance(len(content) * len(task) // len(reactions))
-    counts.written = len(kept)
+        for reaction, (reactants, products) in zip(reactions, chain.from_iterable(results), strict=True):
+            if reactants is not None and products is not None:
+                kept.append(reaction._replace(reactants=reactants, products=products))
+            elif job.on_invalid == "skip":
+                counts.drop("invalid SMILES")
+            else:
+                wrong = reaction.reactants if reactants is None else reaction.products
+                raise UserError(
+                    f"{reaction.location}: RDKit cannot read the SMILES {wrong!r}: correct it, or set on_invalid=skip"
+                )
+            advance(len(content) // len(reactions))
+    counts.read, counts.written = len(reactions), len(kept)
+    if with_reagents := sum(reaction.reagents != "" for reaction in kept):
+        counts.changed["without their reagents"] = with_reagents
     return kept
 
 
-def _canonicalise(reactions: Sequence[Reaction]) -> list[Reaction | str]:
-    """Canonicalise both sides of reactions; return the SMILES of an invalid side instead of its reaction."""
-    results: list[Reaction | str] = []
-    for reaction in reactions:
-        reactants, products = unmapped_smiles(reaction.reactants), unmapped_smiles(reaction.products)
-        if reactants is None or products is None:
-            results.append(reaction.reactants if reactants is None else reaction.products)
-        else:
-            results.append(reaction._replace(reactants=reactants, products=products))
-    return results
+def _canonicalise(reactions: Sequence[Reaction]) -> list[tuple[str | None, str | None]]:
+    """Canonicalise reactants and products; None for a SMILES that RDKit cannot parse."""
+    return [(unmapped_smiles(each.reactants), unmapped_smiles(each.products)) for each in reactions]
 
 
 def _read_reactions(content: bytes, display_path: str, split: str | None) -> Iterator[Reaction]:
     """Parse the rows of a file; see `_canonicalise_file` for `split`."""
     if content.startswith(b"\x80"):
-        raise _pickle_error(display_path)
+        raise UserError(
+            f"{display_path} is a pickle, and reading one executes the code in it: if you trust it, write a CSV file "
+            "with pandas.read_pickle(...), rdkit.Chem.MolToSmiles on its columns reactants_mol and products_mol and "
+            ".to_csv(..., index=False), and set source to that"
+        )
     separator = "\t" if b"\t" in content.partition(b"\n")[0] else ","
     table = parse_table(io.BytesIO(content), display_path, separator)
     columns = [name.strip() for name in table.columns]
@@ -143,28 +130,17 @@ def _read_reactions(content: bytes, display_path: str, split: str | None) -> Ite
     for location, cells in zip(table.locations, table.rows, strict=True):
         row = dict(zip(columns, cells, strict=True))
         if has_reaction:
-            reactants, reagents, products = _split_sides(row[_REACTION], location)
+            reaction = row[_REACTION].strip().partition(" ")[0].split(">")
+            if len(reaction) != 3:
+                raise UserError(
+                    f"{location}: {row[_REACTION][:60]!r} is not a reaction: write reactants>reagents>products"
+                )
         else:
-            reactants, reagents, products = row[sides[0]], "", row[sides[1]]
+            reaction = [row[sides[0]], "", row[sides[1]]]
         row_split = split or _SPLIT_OF_SET.get(row["set"].strip().lower())
         if row_split is None:
             raise UserError(f"{location}: set {row['set']!r} is not known: write train, val or test")
         reaction_type = (row.get("reaction_type") or row.get("class") or "").strip()
         if reaction_type.isdigit():  # the format of the other public release and of BioNeMo v1
             reaction_type = f"<RX_{reaction_type}>"
-        yield Reaction(location, reaction_type, row_split, reactants, products, reagents)
-
-
-def _split_sides(reaction: str, location: str) -> tuple[str, str, str]:
-    parts = reaction.strip().partition(" ")[0].split(">")
-    if len(parts) != 3:
-        raise UserError(f"{location}: {reaction[:60]!r} is not a reaction: write reactants>reagents>products")
-    return parts[0], parts[1], parts[2]
-
-
-def _pickle_error(source: str) -> UserError:
-    return UserError(
-        f"{source} is a pickle, and reading one executes the code in it: if you trust it, write a CSV file with "
-        "pandas.read_pickle(...), rdkit.Chem.MolToSmiles on its columns reactants_mol and products_mol and "
-        ".to_csv(..., index=False), and set source to that"
-    )
+        yield Reaction(location, reaction_type, row_split, *reaction)

@@ -8,7 +8,7 @@ does not depend on the version of RDKit, whose canonical SMILES change between r
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain, islice
@@ -22,13 +22,12 @@ from bionemo.common.progress import progress
 from bionemo.common.random_stream import purpose_key
 from bionemo.config.schema.preparation import ZincJob
 from bionemo.data.files import SPLITS
-from bionemo.preparation.checksums import checksum_file, write_with_checksum
 from bionemo.preparation.inputs import is_gzipped
-from bionemo.preparation.molecules import SmilesBlock, canonical_smiles, read_smiles
+from bionemo.preparation.manifest import RecordCounts, checksum_file, write_with_checksum
+from bionemo.preparation.molecules import SmilesBlock, canonical_smiles, fetch_tranches, find_tranches, read_smiles
 from bionemo.preparation.pool import map_ordered
 from bionemo.preparation.staged_output import StagedOutput, result_parameters, stage_output
-from bionemo.preparation.tranches import fetch_tranches, known_tranches
-from bionemo.preparation.urls import is_url, redact_url
+from bionemo.preparation.urls import absolute_source, is_url, redact_url
 
 _HEADER = b"zinc_id,smiles\n"
 _BUCKET_BYTES = 32 << 20  # bytes of input per bucket
@@ -38,11 +37,11 @@ _KEY_DIGITS = 16  # 64 bits: rows with the same key are sorted by their content
 _GZIP_RATIO = 5  # estimate
 
 
-class _ParsedBlock(NamedTuple):
-    """Rows of a block of lines, and its record counts.
+class _Part(NamedTuple):
+    """The result of a task: rows for the next step, record counts, and the number of bytes that were read.
 
-    A row is `hash of the canonical SMILES,key of the order,id,canonical SMILES`; without the hash if duplicates are
-    kept.
+    A row is `hash of the canonical SMILES,key of the order,id,canonical SMILES`; without the hash when duplicates have
+    been removed.
     """
 
     rows: list[bytes]
@@ -65,52 +64,29 @@ def prepare(job: ZincJob) -> None:
     if is_url(job.source):
         parameters["source"] = redact_url(job.source)
     raw = Path(job.output) / "raw"
-    sources = known_tranches(job.source, raw)
+    known = find_tranches(job.source, raw)
+    sources = None if known is None else [absolute_source(found) for _, found in known]
     with stage_output(job.output, "zinc", parameters, SPLITS, sources=sources, force=job.force) as output:
         if output is None:
             return
         files = fetch_tranches(job.source, raw)
         counts = output.add_counts(redact_url(job.source), *SPLITS)
-        dropped: Counter[str] = Counter()
+        size = sum(path.stat().st_size * (_GZIP_RATIO if is_gzipped(path) else 1) for path, _ in files)
+        output.require_space(size)
         blocks = read_smiles(_add_inputs(files, output), job.sequence_column, job.id_column)
-        buckets = _Buckets(output.scratch, "molecules", files)
-        output.require_space(buckets.size)
-        limit = len(buckets.paths)  # of processes: starting one takes longer than a bucket
-        with (
-            progress("reading molecules", sum(path.stat().st_size for path, _ in files)) as advance,
-            closing(map_ordered(partial(_parse_block, job), blocks, job)) as results,
-        ):
-            for result in results:
-                buckets.add(result.rows)
-                counts.read += result.read
-                dropped += result.dropped
-                advance(result.size)
-            buckets.flush()
-        if job.on_duplicate != "keep":
-            with_duplicates, buckets = buckets.paths, _Buckets(output.scratch, "distinct", files)
-            with (
-                progress("removing duplicates", sum(path.stat().st_size for path in with_duplicates)) as advance,
-                closing(
-                    map_ordered(partial(_remove_duplicates, job.on_duplicate), with_duplicates, job, limit)
-                ) as distinct,
-            ):
-                for rows, duplicates, size in distinct:
-                    buckets.add(rows)
-                    dropped["duplicate"] += duplicates
-                    advance(size)
-            buckets.flush()
-        with (
-            progress("sorting molecules", sum(path.stat().st_size for path in buckets.paths)) as advance,
-            closing(map_ordered(_sort_bucket, buckets.paths, job, limit)) as sizes,
-        ):
-            for size in sizes:
-                advance(size)
-
-        counts.written = counts.read - dropped.total()
-        counts.dropped = {reason: count for reason, count in sorted(dropped.items()) if count}
+        parts = map_ordered(partial(_parse_block, job), blocks, job)
+        buckets = _distribute("reading molecules", parts, output.scratch / "molecules", size, counts)
+        limit = len(buckets)  # of processes: starting one takes longer than a bucket
+        parts = map_ordered(partial(_remove_duplicates, job.on_duplicate), buckets, job, limit)
+        buckets = _distribute("removing duplicates", parts, output.scratch / "distinct", size, counts)
+        counts.written = counts.read - sum(counts.dropped.values())
+        counts.dropped = {reason: count for reason, count in sorted(counts.dropped.items()) if count}
         lost = ", ".join(f"{count:,} {reason}" for reason, count in counts.dropped.items())
-        sizes_of_shards = shard_sizes(counts.written, job.train_size, job.val_size, job.test_size, lost)
-        _write_shards(output, buckets.paths, sizes_of_shards)
+        shards = shard_sizes(counts.written, job.train_size, job.val_size, job.test_size, lost)
+        with closing(map_ordered(_sort_bucket, buckets, job, limit)) as sorted_buckets:
+            _write_shards(
+                output, chain.from_iterable(sorted_buckets), shards, sum(path.stat().st_size for path in buckets)
+            )
 
 
 def shard_sizes(molecules: int, train: int, val: int, test: int, lost: str = "") -> list[dict[str, int]]:
@@ -147,18 +123,17 @@ def shard_sizes(molecules: int, train: int, val: int, test: int, lost: str = "")
 
 def _add_inputs(files: Iterable[tuple[Path, str]], output: StagedOutput) -> Iterator[tuple[Path, str]]:
     """Add each file to the manifest just before it is read, so that reading it uses the page cache."""
-    for path, display_path in files:
+    for path, source in files:
+        display_path = redact_url(source)
         output.add_input(path, display_path, checksum_file(path))
         yield path, display_path
 
 
-def _parse_block(job: ZincJob, block: SmilesBlock) -> _ParsedBlock:
+def _parse_block(job: ZincJob, block: SmilesBlock) -> _Part:
     seed = purpose_key(job.seed, "molecules")
     rows: list[bytes] = []
     dropped: Counter[str] = Counter()
-    read = 0
     for line, text, name in block.rows():
-        read += 1
         smiles = canonical_smiles(text)
         if smiles is None:
             if job.on_invalid == "error":
@@ -170,56 +145,57 @@ def _parse_block(job: ZincJob, block: SmilesBlock) -> _ParsedBlock:
         elif len(smiles) > job.max_smiles_length:
             dropped[f"longer than {job.max_smiles_length}"] += 1
         else:
-            if job.on_duplicate == "keep":
-                prefix, ordered_by = "", f"{text} {block.file}:{line}"  # makes every key unique
-            else:
-                prefix, ordered_by = xxhash.xxh3_128_hexdigest(smiles.encode()) + ",", text
-            key = xxhash.xxh3_64_hexdigest(ordered_by.encode(), seed=seed)
-            rows.append(f"{prefix}{key},{_quote(name)},{smiles}\n".encode())
-    return _ParsedBlock(rows, read, dropped, block.lines.size)
+            place = f" {block.file}:{line}" if job.on_duplicate == "keep" else ""  # makes every hash unique
+            molecule = xxhash.xxh3_128_hexdigest(f"{smiles}{place}".encode())
+            key = xxhash.xxh3_64_hexdigest(f"{text}{place}".encode(), seed=seed)
+            rows.append(f"{molecule},{key},{_quote(name)},{smiles}\n".encode())
+    return _Part(rows, len(rows) + dropped.total(), dropped, block.lines.size)
 
 
 def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"' if set(name) & {",", '"', "\r"} else name
 
 
-class _Buckets:
-    """Files of rows by their first digits, in the order of arrival."""
+def _distribute(
+    label: str, parts: Generator[_Part, None, None], directory: Path, size: int, counts: RecordCounts
+) -> list[Path]:
+    """Write the rows of tasks, of about `size` bytes, to files by their first digits, and count their records.
 
-    def __init__(self, directory: Path, name: str, files: Sequence[tuple[Path, str]]) -> None:
-        self.size = sum(path.stat().st_size * (_GZIP_RATIO if is_gzipped(path) else 1) for path, _ in files)
-        self.paths = [directory / f"{name}-{index:06}.rows" for index in range(self.size // _BUCKET_BYTES + 1)]
-        self._rows: list[list[bytes]] = [[] for _ in self.paths]
-        self._buffered_bytes = 0
-        for path in self.paths:
-            path.touch()
+    Returns the files, in ascending order of the digits; their rows are in the order of the tasks.
+    """
+    directory.mkdir()
+    paths = [directory / f"{index:06}.rows" for index in range(size // _BUCKET_BYTES + 1)]
+    buffers: list[list[bytes]] = [[] for _ in paths]
 
-    def add(self, rows: Sequence[bytes]) -> None:
-        num_buckets = len(self.paths)
-        for row in rows:
-            self._rows[int(row[:8], 16) * num_buckets >> 32].append(row)
-            self._buffered_bytes += len(row)
-        if self._buffered_bytes > _BUFFER_BYTES:
-            self.flush()
+    def flush() -> None:
+        for path, rows in zip(paths, buffers, strict=True):
+            with path.open("ab") as file:
+                file.write(b"".join(rows))
+            rows.clear()
 
-    def flush(self) -> None:
-        for path, rows in zip(self.paths, self._rows, strict=True):
-            if rows:
-                with path.open("ab") as file:
-                    file.write(b"".join(rows))
-                rows.clear()
-        self._buffered_bytes = 0
+    buffered_bytes = 0
+    with progress(label, size) as advance, closing(parts):
+        for part in parts:
+            for row in part.rows:
+                buffers[int(row[:8], 16) * len(paths) >> 32].append(row)
+            buffered_bytes += sum(map(len, part.rows))
+            if buffered_bytes > _BUFFER_BYTES:
+                flush()
+                buffered_bytes = 0
+            counts.read += part.read
+            for reason, count in part.dropped.items():
+                counts.drop(reason, count)
+            advance(part.size)
+    flush()
+    return paths
 
 
-def _remove_duplicates(on_duplicate: str, path: Path) -> tuple[list[bytes], int, int]:
+def _remove_duplicates(on_duplicate: str, path: Path) -> _Part:
     """Return the rows of the distinct molecules of a bucket without hashes, and delete the bucket.
 
-    The id is that of the first duplicate, the key the lowest of all. Also returns the number of duplicates, and the
-    size of the bucket in bytes.
+    The id is that of the first duplicate, the key the lowest of all.
     """
-    data = path.read_bytes()
-    path.unlink()
-    lines = _rows(data)
+    lines = _take_rows(path)
     distinct: dict[bytes, bytes] = {}
     for line in lines:
         molecule, row = line[:_HASH_DIGITS], line[_HASH_DIGITS + 1 :]
@@ -234,35 +210,28 @@ def _remove_duplicates(on_duplicate: str, path: Path) -> tuple[list[bytes], int,
                 f"{first} and {second} are the same molecule, {smiles}: remove one, or set on_duplicate=skip or keep"
             )
         distinct[molecule] = min(other[:_KEY_DIGITS], row[:_KEY_DIGITS]) + other[_KEY_DIGITS:]
-    return list(distinct.values()), len(lines) - len(distinct), len(data)
+    dropped = Counter(duplicate=len(lines) - len(distinct))
+    return _Part([*distinct.values()], 0, dropped, sum(map(len, lines)))
 
 
-def _sort_bucket(path: Path) -> int:
-    """Sort a bucket by the keys and remove them; return the size of the bucket in bytes."""
-    data = path.read_bytes()
-    path.write_bytes(b"".join(row[_KEY_DIGITS + 1 :] for row in sorted(_rows(data))))
-    return len(data)
+def _sort_bucket(path: Path) -> list[bytes]:
+    """Return the rows of a bucket, sorted by their keys and without them, and delete the bucket."""
+    return [row[_KEY_DIGITS + 1 :] for row in sorted(_take_rows(path))]
 
 
-def _rows(data: bytes) -> list[bytes]:
-    return [row + b"\n" for row in data.split(b"\n")[:-1]]
+def _take_rows(path: Path) -> list[bytes]:
+    with path.open("rb") as file:
+        rows = file.readlines()
+    path.unlink()
+    return rows
 
 
-def _write_shards(output: StagedOutput, buckets: Sequence[Path], shards: Sequence[dict[str, int]]) -> None:
-    with progress("writing molecules", sum(path.stat().st_size for path in buckets)) as advance:
-        rows = _sorted_rows(buckets, advance)
+def _write_shards(output: StagedOutput, rows: Iterator[bytes], shards: Sequence[dict[str, int]], size: int) -> None:
+    with progress("writing molecules", size) as advance:
         for number, sizes in enumerate(shards):
             for split, count in sizes.items():
                 if count:
                     name = f"{split}/x{number:03}.csv"
                     parts = chain([_HEADER], islice(rows, count))
                     output.manifest.files[name] = write_with_checksum(output.path(name), parts, count)
-
-
-def _sorted_rows(buckets: Iterable[Path], advance: Callable[[int], object]) -> Iterator[bytes]:
-    """Yield the rows of all sorted buckets; a bucket is deleted after it has been read into memory."""
-    for path in buckets:
-        data = path.read_bytes()
-        path.unlink()
-        yield from _rows(data)
-        advance(len(data))
+                    advance(output.manifest.files[name].size)

@@ -67,7 +67,7 @@ def test_bcp_script(tmp_path: Path, raw: Path) -> None:
 
     for output in (run(script, **places), run(script, **places)):  # the second run finds a complete data set
         assert str(result) in output.splitlines()
-    tree = {"README.md", "manifest.json", "uf50", "uf90", *(path.name for path in raw.iterdir())}
+    tree = {"manifest.json", "uf50", "uf90", *(path.name for path in raw.iterdir())}
     assert {path.name for path in result.iterdir()} == tree
     assert verify(result) == []
     assert "DATA_DIR_IN_LOCAL_HD: set it to" in run(script, **dict(list(places.items())[:2]), status=1)

@@ -17,8 +17,8 @@ import pytest
 
 from bionemo.common.errors import UserError
 from bionemo.preparation import download
-from bionemo.preparation.download import fetch, locate
-from bionemo.preparation.urls import join_source, redact_url
+from bionemo.preparation.download import fetch
+from bionemo.preparation.urls import find_source, join_source, redact_url
 
 CONTENT = bytes(range(256)) * 40
 SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
@@ -87,7 +87,6 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(download, "_BLOCK", 100)
-    monkeypatch.setattr(download, "_RETRY", download._RETRY.new(total=2, backoff_factor=0))
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     made.url = f"http://127.0.0.1:{server.server_port}/dir/x.bin"
     Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -99,9 +98,9 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 @pytest.fixture(autouse=True)
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the delays between attempts, which are skipped."""
-    messages: list[float] = []
-    monkeypatch.setattr(download, "sleep", messages.append)
-    return messages
+    delays: list[float] = []
+    monkeypatch.setattr(download, "sleep", lambda delay: delays.extend([delay] * (delay > 0)))
+    return delays
 
 
 def starts(site: Site) -> list[str | None]:
@@ -145,13 +144,19 @@ def test_an_interrupted_download_is_resumed(tmp_path: Path, site: Site, waits: l
 
 
 def test_the_next_start_resumes(tmp_path: Path, site: Site, waits: list[float]) -> None:
-    site.script = [700] + [(503, {})] * 3
-    with pytest.raises(UserError, match=r"dir/x.bin cannot be downloaded \(the server is busy .*download is resumed"):
+    site.script = [700] + [(503, {})] * 4
+    with pytest.raises(UserError, match=r"dir/x.bin cannot be downloaded \(the server answers 503 .*is resumed"):
         fetch(site.url, tmp_path)
-    assert waits == [1] and len(site.requests) == 4
+    assert waits == [1, 4, 16, 64] and len(site.requests) == 5
     site.script.clear()
     whole(fetch(site.url, tmp_path))
     assert starts(site)[-1] == "bytes=700-"
+
+
+def test_a_busy_server_may_request_a_delay(tmp_path: Path, site: Site, waits: list[float]) -> None:
+    site.script = [(503, {"Retry-After": "7"}), (429, {"Retry-After": "100000"}), (500, {})]
+    whole(fetch(site.url, tmp_path))
+    assert waits == [7, 1, 600, 4, 16]
 
 
 def test_a_server_may_send_fewer_bytes_than_requested(tmp_path: Path, site: Site) -> None:
@@ -285,7 +290,7 @@ def test_an_unreachable_server(tmp_path: Path, site: Site, waits: list[float]) -
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(UserError, match=r"x\.bin cannot be downloaded \(Connection refused\)") as error:
             fetch(f"http://me:secret@127.0.0.1:{unused.getsockname()[1]}/x.bin?key=secret", tmp_path)
-    assert "secret" not in str(error.value) and not waits
+    assert "secret" not in str(error.value) and waits == [1, 4, 16, 64]
 
 
 def test_credentials_are_sent_to_the_server_only(tmp_path: Path, site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -343,12 +348,12 @@ def test_locating_a_file_in_directories_and_below_urls(tmp_path: Path, site: Sit
     (tmp_path / "plain").write_text("")
     (tmp_path / "zipped.gz").write_text("")
     for base, name, file in (str(tmp_path), "plain", "plain"), (tmp_path.as_uri(), "zipped", "zipped.gz"):
-        assert locate(base, name, tmp_path) == (tmp_path / file, str(tmp_path / file))
-    with pytest.raises(UserError, match=r"neither .*none nor none\.gz exists"):
-        locate(str(tmp_path), "none", tmp_path)
-    path, display_path = locate(f"{site.url.removesuffix('/x.bin')}?key=secret", "x.bin", tmp_path / "into")
-    whole(path)
-    assert display_path == site.url
+        assert fetch(find_source(base, name), tmp_path) == tmp_path / file
+    with pytest.raises(UserError, match=r"none does not exist: check the source"):
+        fetch(find_source(str(tmp_path), "none"), tmp_path)
+    source = find_source(f"{site.url.removesuffix('/x.bin')}?key=secret", "x.bin")
+    whole(fetch(source, tmp_path / "into"))
+    assert redact_url(source) == site.url
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from bionemo.common.errors import UserError
 from tests.support.preparation import left, make_job, prepare, reference, rows, shards, small, write
 
-SMALL = {"chunk": 7, "block": 5, "bucket": 20, "window": 3, "partition": 2}
+SMALL = {"chunk": 7, "block": 5, "bucket": 20, "partition": 2}
 CASES = {  # records, policies, numbers of the kept ones from 1, dropped and kept names
     "none": ("a MKV|b MK|c VLA", "", [1, 2, 3], []),
     "first stays": ("a MKV|b MK|c MKV|d MK|e MKV", "", [1, 2], [("c", "a"), ("d", "b"), ("e", "a")]),

@@ -55,10 +55,10 @@ def test_chosen_hashes_against_dictionaries(
     paths = files(folder, forged(pairs), cuts)
     with patch.object(name_index, "_PARTITION_SIZE", data.draw(st.integers(1, 50))):
         again, before = find_duplicates(paths, len(pairs))
-        built = NameIndex.build(folder / "index", paths, len(pairs))
+        built = NameIndex.build(folder / "index.npy", paths, len(pairs))
     assert (again.tolist(), before.tolist()) == expected_repeats(pairs)
     numbers = {pair: number for number, pair in reversed([*enumerate(pairs)])}
-    for index in (built, NameIndex(folder / "index")):
+    for index in (built, NameIndex(folder / "index.npy")):
         for queries in (pairs, others, others + pairs[::-1]):
             assert index.lookup(forged(queries)).tolist() == [numbers.get(pair, -1) for pair in queries]
 
@@ -71,7 +71,7 @@ def test_names_against_dictionaries(tmp_path: Path, partition_size: int) -> None
     with patch.object(name_index, "_PARTITION_SIZE", partition_size * 10 if partition_size < 100 else partition_size):
         paths = files(tmp_path, keys, [0, 10, 10, 600])
         again, before = find_duplicates(paths, len(names))
-        index = NameIndex.build(tmp_path / "index", paths, len(names))
+        index = NameIndex.build(tmp_path / "index.npy", paths, len(names))
     assert (again.tolist(), before.tolist()) == expected_repeats(names)
     queries = [f"UniRef90_{n:05}" for n in range(800)]
     numbers = {name: number for number, name in reversed([*enumerate(names)])}
@@ -93,6 +93,6 @@ def test_an_empty_index(tmp_path: Path) -> None:
     for number, paths in enumerate(([], files(tmp_path, forged([]), []))):
         again, before = find_duplicates(paths, 0)
         assert len(again) == len(before) == 0
-        index = NameIndex.build(tmp_path / f"index{number}", paths, 0)
+        index = NameIndex.build(tmp_path / f"index{number}.npy", paths, 0)
         assert index.lookup(forged([(0, 0), (TOP, TOP)])).tolist() == [-1, -1]
         assert index.lookup(forged([])).tolist() == []

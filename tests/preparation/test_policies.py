@@ -13,7 +13,7 @@ from bionemo.common.errors import UserError
 from bionemo.preparation import sequences
 from tests.support.preparation import generated, inline, left, make_job, prepare, rows, small, write
 
-SMALL = {"chunk": 8, "block": 4, "bucket": 20, "window": 3, "partition": 2}
+SMALL = {"chunk": 8, "block": 4, "bucket": 20, "partition": 2}
 
 
 @dataclass(frozen=True)

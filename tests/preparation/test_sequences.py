@@ -62,7 +62,7 @@ ODD = {
 AWKWARD = ">0012\nNA\n>1e5\nNAN\n>NA\nTRUE\n>NULL\nMK\n>2024-01-01\nMKV\n>T\nINF\n"
 
 
-@pytest.mark.parametrize("sizes", [{}, {"chunk": 7, "block": 5, "bucket": 20, "window": 3, "partition": 2}])
+@pytest.mark.parametrize("sizes", [{}, {"chunk": 7, "block": 5, "bucket": 20, "partition": 2}])
 @pytest.mark.parametrize("content", ODD.values(), ids=ODD)
 def test_unusual_files_against_the_reference(tmp_path: Path, content: str, sizes: dict[str, int]) -> None:
     with small(**sizes):
@@ -88,20 +88,22 @@ def test_sequences_over_many_blocks(tmp_path: Path) -> None:
     letters = "".join(np.random.default_rng(3).choice(list("ACDEFGHIKLMNPQRSTVWY"), 300_000))
     lines = "\n".join(letters[i : i + 60] for i in range(0, len(letters), 60))
     content = f">short\nM\n>wrapped\n{lines}\n>s\nM\n>line\n{letters}\n>t\nK\n>last\n{letters[::-1]}"
-    with small(chunk=1000, block=4096, bucket=1 << 16, window=512):
+    with small(chunk=1000, block=4096, bucket=1 << 16):
         prepare(write(tmp_path, content), tmp_path / "out", num_csv_files=1)
     assert shards(tmp_path / "out") == reference(parse(content.encode()), 1, 1, 0, 1)
 
 
-@pytest.mark.parametrize("edge", [b"\n", b"\n>"])
-def test_a_chunk_ends_where_the_next_record_begins(tmp_path: Path, edge: bytes) -> None:
+@pytest.mark.parametrize("marker", [b"", b">"])
+def test_a_chunk_ends_where_the_next_record_begins(tmp_path: Path, marker: bytes) -> None:
     data = b">a\nM\n\n>>\n\n\nK>\n>b\nVV\n>c>\n"
-    with write(tmp_path, data).open("rb") as file:
-        for window in range(2, len(data) + 2):
-            with small(window=window):
-                found = [chunks.find_boundary(file.fileno(), edge, at, len(data)) for at in range(1, len(data) + 9)]
-            places = [data.find(edge, at - 1) + 1 or len(data) for at in range(1, len(data) + 9)]
-            assert found == places
+    path = write(tmp_path, data)
+    for size in range(1, len(data) + 9):
+        with small(chunk=size):
+            found = chunks.find_bounds(path, 0, marker)
+        expected = [0]
+        while expected[-1] < len(data):
+            expected.append(data.find(b"\n" + marker, expected[-1] + size - 1) + 1 or len(data))
+        assert found == expected
 
 
 @st.composite
@@ -130,11 +132,10 @@ def test_any_files_and_chunks_against_the_reference(
     test = data.draw(st.integers(0, len(records) - 1 - val))
     seed, files = data.draw(st.integers(0, 99)), data.draw(st.integers(1, 5))
     sizes = {name: data.draw(st.integers(1, 90), name) for name in ("chunk", "block", "bucket")}
-    sizes |= {"window": data.draw(st.integers(2, 9)), "partition": data.draw(st.integers(1, 9))}
+    sizes["partition"] = data.draw(st.integers(1, 9))
     folder = tmp_path_factory.mktemp("fasta")
     sources = [write(folder, text, data.draw(st.sampled_from([f"{i}.fa", f"{i}.gz"]))) for i, text in enumerate(texts)]
     with small(**sizes):
-        # the reduced window also serves to distinguish FASTA from CSV
         keywords = {"val_size": val, "test_size": test, "seed": seed, "num_csv_files": files, "format": "fasta"}
         prepare(sources, folder / "out", on_duplicate="keep" if len(texts) > 1 else "error", **keywords)
     assert shards(folder / "out") == reference(records, val, test, seed, files)
@@ -279,7 +280,6 @@ def test_a_long_table_and_a_fasta_file_are_one_input(tmp_path: Path) -> None:
         (TABLE, {"separator": ";;"}, "separator is ';;': it must be one ASCII character"),
         (TABLE, {"separator": ""}, "separator is ''"),
         (TABLE, {"format": "fasta"}, "x.csv:1: text before the first '>'"),
-        (TABLE, {"num_csv_files": 0, "id_column": 0, "sequence_column": 2}, "num_csv_files=0: set at least 1"),
     ],
 )
 def test_mistakes_with_tables(tmp_path: Path, content: str, changes: dict[str, Any], message: str) -> None:
@@ -325,7 +325,7 @@ def test_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert shards(tmp_path / "out") == reference(parse(generated(9).encode()), 1, 1, 0, 2)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"chunk": 7, "block": 5, "bucket": 20, "window": 3, "partition": 2}])
+@pytest.mark.parametrize("sizes", [{}, {"chunk": 7, "block": 5, "bucket": 20, "partition": 2}])
 @pytest.mark.parametrize("content", [ODD["commas and quotes"], ODD["UTF-8"], ODD["lengths of all digits"], AWKWARD])
 def test_parquet_shards_have_the_rows_of_csv_shards(tmp_path: Path, content: str, sizes: dict[str, int]) -> None:
     source = write(tmp_path, content)

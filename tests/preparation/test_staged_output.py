@@ -21,8 +21,7 @@ from bionemo.common.errors import UserError
 from bionemo.common.lock import run_lock
 from bionemo.preparation import staged_output
 from bionemo.preparation.manifest import Manifest, verify
-from bionemo.preparation.staged_output import StagedOutput, stage_output
-from bionemo.preparation.staging_directory import recover
+from bionemo.preparation.staged_output import StagedOutput, recover, stage_output
 from tests.support.preparation import generated, left, parse, prepare, reference, shards, write
 from tests.support.staged_outputs import DIRECTORIES, make, tree
 
@@ -305,11 +304,11 @@ def _edit(path: Path, change: Callable[[Any], object]) -> None:
         (lambda out: shutil.rmtree(out / "test"), "test/x000.csv cannot be read (No such file or directory)"),
         (
             lambda out: os.truncate(out / "train/x000.csv", 99),
-            "train/x000.csv has changed since it was written: its rows di",
+            "train/x000.csv has changed since it was written: its size di",
         ),
         (
             lambda out: os.truncate(out / "val/x000.csv", (out / "val/x000.csv").stat().st_size - 1),
-            "val/x000.csv has changed since it was written: its rows differ",
+            "val/x000.csv has changed since it was written: its size differ",
         ),
         (
             lambda out: (out / "test/x000.csv").open("ab").write(b"M"),

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -97,7 +96,7 @@ def hand_made() -> Data:
 @contextmanager
 def tiny(scale: int = 1) -> Iterator[None]:
     """Use tiny chunks, also for the mapping."""
-    sizes = {"chunk": 30, "block": 40, "bucket": 90, "window": 7, "partition": 4}
+    sizes = {"chunk": 30, "block": 40, "bucket": 90, "partition": 4}
     with small(**{name: size * scale for name, size in sizes.items()}):
         yield
 
@@ -121,18 +120,14 @@ def test_all_output_files(tmp_path: Path, cut: bool) -> None:
     folders = ("uf50/train", "uf50/val", "uf50/test", "uf90/uf90_csvs")
     assert {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()} == {
         *(f"{folder}/{name}" for folder in folders for name in names),
-        *("uf50/train/starts.mmap", "uf50/train/counts.mmap", "README.md", "manifest.json", *RAW),
+        *("uf50/train/starts.mmap", "uf50/train/counts.mmap", "manifest.json"),
     }
-    for name in RAW:
-        assert (tmp_path / "out" / name).read_bytes() == data.texts[name].encode()
     assert {Path(file.source).name for file in manifest.inputs} == set(RAW)
     members = sum(map(len, data.members.values()))
     assert {name: (tally.read, tally.written) for name, tally in manifest.tallies.items()} == {
         **{UF50: (60, 60), UF90: (members, members)},
         **{f"{VALID} for uf50/{split}": (7, 7) for split in ("val", "test")},
     }
-    readme = (tmp_path / "out/README.md").read_text()
-    assert f"{UF90}: {members:,} sequences read, {members:,} written to uf90/uf90_csvs" in readme
 
 
 def test_a_cluster_and_its_members_are_found_by_starts_and_counts(tmp_path: Path) -> None:
@@ -378,7 +373,7 @@ def test_no_cluster_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_raw_files_in_the_output_are_not_copied(tmp_path: Path, link: bool) -> None:
+def test_raw_files_may_be_in_the_output(tmp_path: Path, link: bool) -> None:
     data = hand_made()
     out = tmp_path / "out"
     if link:
@@ -389,10 +384,9 @@ def test_raw_files_in_the_output_are_not_copied(tmp_path: Path, link: bool) -> N
         data.write(out)
     (out / "README.md").write_text("mine")
     before = {name: (out / name).lstat().st_ino for name in (*RAW, "README.md")}
-    with patch.object(uniref, "_copy", side_effect=AssertionError("copied")):
-        manifest = prepare(out, out)
-        assert made(out) == data.expected()
-        prepare(out, out, force=True)
+    manifest = prepare(out, out)
+    assert made(out) == data.expected()
+    prepare(out, out, force=True)
     assert {name: (out / name).lstat().st_ino for name in before} == before
     assert not {*RAW, "README.md"} & {*manifest.files} and {Path(file.source).name for file in manifest.inputs} == {
         *RAW
@@ -400,35 +394,13 @@ def test_raw_files_in_the_output_are_not_copied(tmp_path: Path, link: bool) -> N
     assert made(out) == data.expected() and (out / "README.md").read_text() == "mine"
 
 
-def test_copies_replace_nothing_without_force(tmp_path: Path) -> None:
-    data = hand_made()
-    source, out = data.write(tmp_path / "source"), tmp_path / "out"
-    out.mkdir()
-    (out / TABLE).write_text("precious")
-    with pytest.raises(UserError, match=f"{out / TABLE} exists, so {source / TABLE} cannot be copied"):
-        prepare(source, out)
-    assert [(path.name, path.read_text()) for path in left(out)] == [(TABLE, "precious")]
-    prepare(source, out, force=True)
-    assert made(out) == data.expected() and (out / TABLE).read_text() == data.texts[TABLE]
-
-
-def test_two_files_of_one_name_cannot_both_be_kept(tmp_path: Path) -> None:
+def test_two_files_of_one_name(tmp_path: Path) -> None:
     source = hand_made().write(tmp_path / "source")
     (source / "other").mkdir()
     (source / UF90).rename(source / "other" / UF50)
-    with pytest.raises(UserError, match="have the same name and cannot both be kept"):
+    with pytest.raises(UserError, match="have the same name: rename one"):
         prepare(source, tmp_path / "out", uf90_datapath=str(source / "other" / UF50))
     assert not left(tmp_path / "out")
-
-
-def test_force_writes_a_new_readme(tmp_path: Path) -> None:
-    data = hand_made()
-    source = data.write(tmp_path / "source")
-    prepare(source, tmp_path / "out")
-    (source / UF90).write_text(data.texts[UF90] + ">x\nX\n")
-    manifest = prepare(source, tmp_path / "out", force=True)
-    assert f"{UF90}: 7 sequences read, 6 written" in (tmp_path / "out/README.md").read_text()
-    assert "README.md" in manifest.files
 
 
 @pytest.mark.parametrize(
@@ -449,7 +421,7 @@ def test_the_mapping_may_have_the_v1_name(tmp_path: Path) -> None:
     name = "uniref50_mapper_to_uniref90clustermembers_andselfuniref50.tsv"
     (source / TABLE).rename(source / name)
     prepare(source, tmp_path / "out")
-    assert made(tmp_path / "out") == data.expected() and (tmp_path / "out" / name).exists()
+    assert made(tmp_path / "out") == data.expected()
 
 
 def test_parameters_must_be_equal_and_input_files_may_be_missing(tmp_path: Path) -> None:

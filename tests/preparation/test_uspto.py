@@ -153,7 +153,7 @@ def test_mistakes_are_one_line(tmp_path: Path, content: str, message: str) -> No
     with pytest.raises(UserError, match=message) as error:
         prepare(job(tmp_path / "x.csv", tmp_path / "out"))
     assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match=r"raw_train\.csv nor .* exists"):
+    with pytest.raises(UserError, match=r"raw_train\.csv does not exist"):
         prepare(job(tmp_path, tmp_path / "out"))
 
 

@@ -15,7 +15,8 @@ from unittest.mock import patch
 import numpy as np
 
 from bionemo.config.schema.preparation import SequencesJob
-from bionemo.preparation import blocks, chunks, name_index, sequences, shuffle
+from bionemo.preparation import chunks, name_index, records, sequences
+from bionemo.preparation import shards as shards_module
 from bionemo.preparation.manifest import Manifest, verify
 
 T = TypeVar("T")
@@ -45,9 +46,8 @@ def small(**sizes: int) -> Iterator[None]:
     """Make chunks, blocks, buckets and partitions a few bytes small."""
     places = {
         "chunk": [(chunks, "_CHUNK_BYTES")],
-        "window": [(chunks, "_WINDOW_BYTES")],
-        "block": [(blocks, "BLOCK_BYTES"), (chunks, "BLOCK_BYTES")],
-        "bucket": [(shuffle, "_BUCKET_BYTES")],
+        "block": [(records, "BLOCK_BYTES"), (chunks, "BLOCK_BYTES")],
+        "bucket": [(shards_module, "_BUCKET_BYTES")],
         "partition": [(name_index, "_PARTITION_SIZE")],
     }
     with ExitStack() as stack:

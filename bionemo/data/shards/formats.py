@@ -71,13 +71,13 @@ def _find_others(text: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.flatnonzero((text | np.uint8(32)) - np.uint8(ord("a")) > ord("z") - ord("a"))
 
 
-def location(path: Path, data: mmap, start: int) -> str:
+def location(path: Path, data: mmap | bytes, start: int) -> str:
     """Return `file:line` of the record at an offset, for messages."""
     blocks = range(0, start, _TOP_BYTES)  # a copy of all bytes could exceed the memory
     return f"{path}:{1 + sum(data[begin : min(begin + _TOP_BYTES, start)].count(NEWLINE) for begin in blocks)}"
 
 
-def record_error(path: Path, data: mmap, start: int, error: ValueError) -> UserError:
+def record_error(path: Path, data: mmap | bytes, start: int, error: ValueError) -> UserError:
     """Return the error for a problem of the record at an offset."""
     problem = str(error)
     if isinstance(error, UnicodeDecodeError):
@@ -123,7 +123,7 @@ class Fasta:
         table["sequence"] = np.where(following - headers == 2, begin, ~begin)
         return table if table["letters"].all() else None
 
-    def records(self, data: mmap, path: Path, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    def records(self, data: mmap | bytes, path: Path, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
         """See TextFormat."""
         while start < stop:
             end = data.find(b"\n>", start, stop) + 1 or stop

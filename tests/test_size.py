@@ -24,7 +24,7 @@ LIMITS = {
     "megatron": 1_956,
     "models": 866,
     "planning": 405,
-    "preparation": 2_447,
+    "preparation": 2_444,
     "tokenizers": 316,
     "training": 2_177,
 }

@@ -23,6 +23,8 @@ _WAIT = 60  # seconds; a cluster that was started in the background of a job tak
 class RayExecutor(Executor):
     """Submits every task to Ray, which repeats those whose machine or process is lost.
 
+    The connection remains open until this process ends.
+
     Attributes:
         num_workers: number of tasks that run at a time, one per core of the cluster.
 
@@ -60,10 +62,6 @@ class RayExecutor(Executor):
 
         self._task.remote(self._directory, function, *arguments, **keywords).future().add_done_callback(finish)
         return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave the cluster, which ends the tasks that are running."""
-        ray.shutdown()
 
 
 def _run(directory: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pretrain and apply biomolecular language models: `bionemo.load("esm2nv.nemo").embed(["MKTAYIAKQR"])`."""
+"""Pretrain and apply biomolecular language models: `bionemo.load("esm2nv.nemo").embed("MKTAYIAKQR")`."""
 
 from typing import TYPE_CHECKING, Any
 
 from bionemo.common.cpu import limit_onednn
+from bionemo.common.errors import UserError
 from bionemo.common.openmp import limit_spinning
 from bionemo.common.version import __version__
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from bionemo.evaluation.evaluate import evaluate
     from bionemo.inference.load import load
 
-__all__ = ["__version__", "evaluate", "load"]
+__all__ = ["UserError", "__version__", "evaluate", "load"]
 
 # before torch is loaded, in every process that imports this package
 limit_onednn()

@@ -8,24 +8,24 @@ from tests.test_boundaries import ALIASES, FILES
 
 # Lower a number when code is removed. Raise it in the commit that needs more, with the reason in its message.
 LIMITS = {
-    "aliases": 45,
-    "analysis": 601,
+    "aliases": 46,
+    "analysis": 360,
     "checkpoint": 628,
-    "cli": 1_476,
+    "cli": 1_487,
     "common": 951,
     "config": 2_148,
     "data": 3_849,
-    "evaluation": 1_816,
+    "evaluation": 1_824,
     "experiment": 510,
-    "finetuning": 1_480,
+    "finetuning": 1_501,
     "formats": 1_769,
-    "inference": 1_425,
+    "inference": 1_733,
     "launch": 875,
     "megatron": 1_956,
     "models": 866,
     "planning": 405,
     "preparation": 2_444,
-    "tokenizers": 316,
+    "tokenizers": 317,
     "training": 2_177,
 }
 

@@ -1,84 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contacts between residues, predicted from the attention of a masked language model by a logistic regression.
+"""Contact heads: fit them to proteins of known structure, read and write them, and measure the precision of contacts.
 
-Rao et al. 2020, "Transformer protein language models are unsupervised structure learners", sections 3 and 4.
-Shapes: n residues, L layers, H heads, d head size, P pairs of residues.
+Rao et al. 2020, "Transformer protein language models are unsupervised structure learners", section 4.
+Shapes: n residues, L layers, H heads, P pairs of residues.
 """
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from bionemo.analysis.files import staged_file
-from bionemo.analysis.protein import tokenize_protein
 from bionemo.common.errors import UserError
 from bionemo.formats.huggingface.contacts import ContactHead
-from bionemo.inference.batching import Ids
+from bionemo.inference.contacts import corrected_attention
 from bionemo.inference.model import TrainedModel
-from bionemo.inference.outputs import ATTENTIONS, Floats, LayerRecord
+from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import Advance, no_progress
 
 SEPARATION = 6  # minimum |i - j| of the pairs that the regression is fitted to
 LONG_RANGE = 24  # minimum |i - j| of long-range pairs
 _INVERSE_L1 = 0.15  # inverse strength of the L1 penalty, as chosen by the authors (facebookresearch/esm, issue 249)
-
-
-def predict_contacts(
-    model: TrainedModel, sequence: str, head: ContactHead | None = None, name: str = "the sequence"
-) -> Floats:
-    """Return the probability that two residues are in contact (C-beta atoms less than 8 A apart), [n, n] fp32.
-
-    `head` is by default the contact head of the checkpoint; `name` identifies the sequence in errors.
-
-    Raises:
-        UserError: if there is no head, or it belongs to another model; see also `tokenize_protein`.
-    """
-    weights_LH, bias = _head_tensors(model, head)
-    maps_LHnn = corrected_attention(model, sequence, name)
-    logits = torch.tensor(bias, device=model.device)
-    for w_H, x_Hnn in zip(weights_LH, maps_LHnn, strict=True):
-        logits = logits + torch.einsum("h,hij->ij", w_H, x_Hnn)
-    found: Floats = logits.sigmoid().cpu().numpy()
-    return found
-
-
-def corrected_attention(model: TrainedModel, sequence: str, name: str = "the sequence") -> Iterator[Tensor]:
-    """Compute the symmetrized, average-product-corrected attention between residues. Errors as in `tokenize_protein`.
-
-    Yields:
-        [H, n, n] fp32 for each layer, in order.
-    """
-    ids = tokenize_protein(model, sequence, name).ids
-    tokens = len(ids) + 2
-    for q_THd, k_THd, scale in _queries_and_keys(model, ids):
-        q_HTd, k_HTd = (x[:tokens].transpose(0, 1).float() for x in (q_THd, k_THd))
-        inner_Hnn = (q_HTd @ k_HTd.mT * scale).softmax(-1)[:, 1:-1, 1:-1]
-        yield average_product_corrected(inner_Hnn + inner_Hnn.mT)
-
-
-def average_product_corrected(x_Hnn: Tensor) -> Tensor:
-    """Return x_ij - sum_i x_ij sum_j x_ij / sum_ij x_ij.
-
-    Dunn et al. 2008, "Mutual information without the influence of phylogeny or entropy", equation 4, with sums
-    instead of means.
-    """
-    rows, columns, total = x_Hnn.sum(-1, keepdim=True), x_Hnn.sum(-2, keepdim=True), x_Hnn.sum((-2, -1), True)
-    return x_Hnn - rows * columns / total.clamp_min(torch.finfo(x_Hnn.dtype).tiny)  # the total of a head may be 0
-
-
-def _queries_and_keys(model: TrainedModel, ids: Ids) -> list[tuple[Tensor, Tensor, float]]:
-    """Return the queries and keys [T, H, d] of each layer, after rotary positions, and their scale."""
-    layers = range(1, len(model.network.blocks()[0].layers) + 1)
-    with LayerRecord(model.network, [(ATTENTIONS, layer) for layer in layers]) as record:
-        model.hiddens([ids])
-    return [(query, key, module.scale) for query, key, module in map(record.attention.__getitem__, layers)]
 
 
 def fit_contact_head(
@@ -167,32 +114,16 @@ def _known_pairs(known: Floats, separation: int) -> tuple[NDArray[np.int64], NDA
     return i[is_known], j[is_known]
 
 
-def _head_tensors(model: TrainedModel, head: ContactHead | None) -> tuple[Tensor, float]:
-    """Return the weights [L, H] and the bias."""
-    head = model.contact_head if head is None else head
-    if head is None:
-        raise UserError(
-            f"{model.path} has no contact head: fit one (`bionemo analysis contacts-fit`) and pass it with "
-            "--head, or use a model that was imported from Hugging Face with its own"
-        )
-    config = model.network.config
-    layers, heads, found = config.num_layers, config.num_attention_heads, len(head["weight"])
-    if found != layers * heads:
-        raise UserError(
-            f"the contact head has {found} weights, the model {layers} layers of {heads} heads: it belongs to another "
-            "model"
-        )
-    return torch.tensor(head["weight"], device=model.device).view(layers, heads), float(head["bias"])
+def write_contact_head(path: Path, head: ContactHead, weights: str, provenance: Mapping[str, Any]) -> None:
+    """Write a head as JSON.
 
-
-def write_contact_head(path: Path, head: ContactHead, weights: str) -> None:
-    """Write a head as JSON: {"weight": [one for each attention head], "bias": number, "model_weights": checksum}.
+    {"weight": [one for each attention head], "bias": number, "model_weights": checksum, "provenance": {...}}.
 
     Raises:
         UserError: if the file cannot be written.
     """
     with staged_file(path) as file:
-        file.write_text(json.dumps({**head, "model_weights": weights}) + "\n")
+        file.write_text(json.dumps({**head, "model_weights": weights, "provenance": provenance}) + "\n")
 
 
 def read_contact_head(path: Path) -> tuple[ContactHead, str | None]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bionemo.analysis.variant_files import Scores
-from bionemo.analysis.variants import AMINO_ACIDS
 from bionemo.common.figures import new_figure, plain, to_png
 from bionemo.data.table import is_missing
 from bionemo.inference.outputs import Floats
+from bionemo.inference.variants import AMINO_ACIDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

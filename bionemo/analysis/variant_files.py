@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.analysis.files import is_fasta, read_fasta, read_nonempty_table
-from bionemo.analysis.variants import index_of, parse_mutations
 from bionemo.common.errors import UserError
 from bionemo.data.table import Table, is_missing, parse_number
 from bionemo.inference.outputs import Floats
+from bionemo.inference.variants import index_of, parse_mutations
 
 Scores = NDArray[np.float64]
 _FASTA_COLUMNS = ["index", "name", "variant", "score"]

@@ -8,27 +8,31 @@ import re
 from argparse import Namespace
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bionemo.analysis import contacts, files
 from bionemo.analysis.maps import make_reducer, project_to_2d, read_embeddings
-from bionemo.analysis.protein import tokenize_protein
 from bionemo.analysis.variant_files import infer_wild_type, parse_scores, rank_correlation, read_variants
-from bionemo.analysis.variants import AMINO_ACIDS, parse_mutations, scan, score_variants
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError, shorten
 from bionemo.data.letters import note_letters
 from bionemo.data.molecules.content_checks import report_unusable
 from bionemo.inference import load as loading
 from bionemo.inference.batching import max_tokens, tokenize, too_long_error
+from bionemo.inference.contacts import predict_contacts
+from bionemo.inference.fingerprint import provenance, write_provenance
 from bionemo.inference.invalid_molecules import find_invalid
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import progress_bar
+from bionemo.inference.protein import tokenize_protein
+from bionemo.inference.variants import AMINO_ACIDS, parse_mutations, scan, score_variants
 from bionemo.tokenizers import SmilesTokenizer
 
 _BATCH = 64  # sequences between two updates of the progress bar
+_NOT_SETTINGS = ("command", "device", "model", "output", "overwrite", "precision")  # options that change no result
 
 
 def run_variants(options: Namespace) -> None:
@@ -69,6 +73,7 @@ def run_variants(options: Namespace) -> None:
             )
         rows = [[*row, score] for row, score in zip(table.rows, _format(scores), strict=True)]
         files.write_table(file, [*table.columns, "zero_shot"], rows)
+        write_provenance(options.output, _provenance(options, model))
     print(f"{len(scores):,} variants: {options.output}")
     if measured is not None and not np.isnan(measured).all():
         rho, count = rank_correlation(scores, measured)
@@ -95,6 +100,7 @@ def run_scan(options: Namespace) -> None:
         rows = [[number, letter, *_format(row)] for number, (letter, row) in numbered]
         files.write_table(file, ["position", "wild_type", *AMINO_ACIDS], rows)
         plot_scan(plot_file, scores, wild_type, options.offset)
+        write_provenance(options.output, _provenance(options, model))
     print(f"{len(wild_type):,} residues: {options.output}, {plot}")
 
 
@@ -114,12 +120,12 @@ def run_contacts(options: Namespace) -> None:
             f"{model.path} has other weights than the model of {options.head}: fit a contact head for this model"
         )
     precisions: dict[int, list[list[float]]] = {contacts.SEPARATION: [], contacts.LONG_RANGE: []}
-    for record in sorted(records, key=_length, reverse=True):  # check all before the first is computed
+    for record in sorted(records, key=lambda each: -len(each["sequence"])):  # check all before the first is computed
         tokenize_protein(model, record["sequence"], record["id"])
     _note_letters(model, records, options.input_path)
     with progress_bar("predicting contacts", len(records), "proteins") as advance:
         for number, (record, name) in enumerate(zip(records, names, strict=True)):
-            predicted = contacts.predict_contacts(model, record["sequence"], contact_head, record["id"])
+            predicted = predict_contacts(model, record["sequence"], contact_head, record["id"])
             known = None
             if known_maps is not None:
                 known = contacts.check_contact_map(known_maps[number], len(predicted), f"the map {name}.npy")
@@ -132,6 +138,7 @@ def run_contacts(options: Namespace) -> None:
                 pairs = np.stack([i + 1, j + 1, predicted[i, j]], axis=1)
                 np.savetxt(file, pairs, fmt="%d,%d,%.6g", header="i,j,probability", comments="")
                 plot_contacts(plot_file, predicted, record["id"], known)
+                write_provenance(table, _provenance(options, model))
             advance(1)
     print(f"{_count(len(records), 'contact map')}: {options.output}")
     if known_maps is not None:
@@ -153,7 +160,7 @@ def run_contacts_fit(options: Namespace) -> None:
     _note_letters(model, records, options.input_path)
     with progress_bar("computing attention", len(records), "proteins") as advance:
         head = contacts.fit_contact_head(model, [record["sequence"] for record in records], known_maps, advance)
-    contacts.write_contact_head(options.output, head, model.weights_checksum)
+    contacts.write_contact_head(options.output, head, model.weights_checksum, _provenance(options, model))
     used = sum(weight != 0 for weight in head["weight"])
     print(f"{used} of {len(head['weight'])} attention heads have a weight: {options.output}")
 
@@ -170,9 +177,9 @@ def run_map(options: Namespace) -> None:
     own_color = None if options.table else options.color
     with files.staged_file(options.output) as file, files.staged_file(plot) as plot_file:
         if files.is_fasta(options.input_path):
-            ids, embeddings, colors = _embed(options, own_color)
+            ids, embeddings, colors, model = _embed(options, own_color)
         else:
-            ids, embeddings, colors = read_embeddings(options.input_path, own_color)
+            (ids, embeddings, colors), model = read_embeddings(options.input_path, own_color), None
         if options.table:
             colors = _read_colors(options.table, options.color or "", ids, options.input_path)
         points_N2 = project_to_2d(embeddings, options.method, options.neighbors, options.seed)
@@ -180,6 +187,7 @@ def run_map(options: Namespace) -> None:
         rows = [[name, *_format(point), *more] for name, point, more in zip(ids, points_N2, extra, strict=True)]
         files.write_table(file, ["id", "x", "y", *([options.color] if colors and options.color else [])], rows)
         plot_map(plot_file, points_N2, colors, options.color or "")
+        write_provenance(options.output, _provenance(options, model))
     print(f"{len(ids):,} sequences: {options.output}, {plot}")
 
 
@@ -209,6 +217,7 @@ def run_label(options: Namespace) -> None:
         # Errors before anything is computed. Molecules are truncated as in training; proteins have --max-length.
         is_molecules = isinstance(model.network.vocabulary, SmilesTokenizer)
         tokens = model.ids(sequences, [f"{options.input_path}: {name}" for name in ids], truncate=is_molecules)
+        lengths = (len(tokenize(model.network.vocabulary, text, "")) for text in sequences if is_molecules)
         with progress_bar("predicting", len(ids), "sequences") as advance:
             for first in range(0, len(ids), _BATCH):
                 batch = slice(first, first + _BATCH)
@@ -218,6 +227,9 @@ def run_label(options: Namespace) -> None:
         columns = ["id", "prediction", "probability"]
         used = 3 if any(row[2] for row in rows) else 2
         files.write_table(file, columns[:used], [row[:used] for row in rows])
+        write_provenance(
+            options.output, _provenance(options, model, sum(length > max_tokens(model.network) for length in lengths))
+        )
     print(f"{len(rows):,} sequences: {options.output}")
 
 
@@ -226,8 +238,13 @@ def _load(options: Namespace, path: Path | None = None) -> TrainedModel:
     return loading.load(path or options.model, options.device, options.precision, options.max_length)
 
 
-def _embed(options: Namespace, color: str | None) -> tuple[list[str], Floats, list[str] | None]:
-    """Return the ids, embeddings and colors of the records of a FASTA file."""
+def _provenance(options: Namespace, model: TrainedModel | None, longer: int = 0) -> dict[str, Any]:
+    """Return the provenance of the output of a command; `longer` is the number of truncated sequences."""
+    return provenance(model, {key: x for key, x in vars(options).items() if key not in _NOT_SETTINGS}, longer)
+
+
+def _embed(options: Namespace, color: str | None) -> tuple[list[str], Floats, list[str] | None, TrainedModel]:
+    """Return the ids, embeddings and colors of the records of a FASTA file, and the model."""
     path = options.input_path
     if options.model is None:
         raise UserError(f"{path} holds sequences: add MODEL, which embeds them")
@@ -249,7 +266,7 @@ def _embed(options: Namespace, color: str | None) -> tuple[list[str], Floats, li
             parts.append(model.embed(batch, options.pooling))
             advance(len(batch))
     colors = [record.get(color, "") for record in records] if color else None
-    return [record["id"] for record in records], np.concatenate(parts), colors
+    return [record["id"] for record in records], np.concatenate(parts), colors, model
 
 
 def _note_letters(model: TrainedModel, records: list[dict[str, str]], path: Path) -> None:
@@ -289,10 +306,6 @@ def _file_names(records: list[dict[str, str]], path: Path) -> list[str]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def _length(record: dict[str, str]) -> int:
-    return len(record["sequence"])
 
 
 def _read_maps(directory: Path, names: list[str]) -> list[np.ndarray]:

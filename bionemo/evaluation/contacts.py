@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bionemo.analysis.contacts import fit_contact_head, precision, predict_contacts
+from bionemo.analysis.contacts import fit_contact_head, precision
 from bionemo.analysis.files import read_fasta
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError
@@ -21,6 +21,7 @@ from bionemo.evaluation.structure_files import strip_suffix
 from bionemo.evaluation.structures import Chain, read_chain
 from bionemo.evaluation.tasks import LeftOut, Problems, Result, Suite, Task, TaskResult, is_file_name
 from bionemo.formats.huggingface.contacts import ContactHead
+from bionemo.inference.contacts import predict_contacts
 from bionemo.inference.model import TrainedModel
 
 RANGES: dict[str, tuple[int, int | None]] = {"long": (24, None), "medium": (12, 24), "short": (6, 12)}

@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.analysis.files import read_fasta
-from bionemo.analysis.protein import masked_network, tokenize_protein
-from bionemo.analysis.windows import predict_residues
 from bionemo.common.errors import UserError
 from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.data.letters import LetterCounts
@@ -28,6 +26,8 @@ from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult
 from bionemo.inference.batching import Ids, add_special_tokens, max_tokens
 from bionemo.inference.long_sequences import apply_policy
 from bionemo.inference.model import TrainedModel
+from bionemo.inference.protein import masked_network, tokenize_protein
+from bionemo.inference.windows import predict_residues
 
 METHODS = {"masked": 100, "pseudo-perplexity": 16}
 """Sequences of a task by method."""

@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.analysis.variants import METHODS, count_residues, score_variants
-from bionemo.analysis.windows import WINDOW_TYPES, WindowType
 from bionemo.common.errors import UserError
 from bionemo.evaluation.metrics import METRICS, assay_metrics
 from bionemo.evaluation.proteingym_files import (
@@ -32,6 +30,8 @@ from bionemo.evaluation.proteingym_files import (
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult
 from bionemo.inference.batching import max_tokens
 from bionemo.inference.model import TrainedModel
+from bionemo.inference.variants import METHODS, count_residues, score_variants
+from bionemo.inference.windows import WINDOW_TYPES, WindowType
 
 _CURVE = 10  # points of the calibration curve
 

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.analysis.variant_files import parse_scores
-from bionemo.analysis.variants import Mutation, index_of, parse_mutations
 from bionemo.common.errors import UserError
 from bionemo.data.table import Table, is_missing, read_table
 from bionemo.evaluation.tasks import Problems, is_file_name
+from bionemo.inference.variants import Mutation, index_of, parse_mutations
 
 # Paths below the folder of the data: as downloaded, and in a copy of ProteinGym's repository.
 REFERENCE = ("DMS_substitutions.csv", "reference_files/DMS_substitutions.csv")

@@ -18,7 +18,7 @@ from bionemo.common.version import __version__
 from bionemo.evaluation.html import format_mean, html_page, html_table
 from bionemo.evaluation.suites import SUITES
 from bionemo.evaluation.tasks import Result, Suite
-from bionemo.inference.fingerprint import digest
+from bionemo.inference.fingerprint import digest, provenance
 from bionemo.inference.model import TrainedModel
 
 JSON_NAME, PAGE_NAME = "report.json", "report.html"
@@ -26,10 +26,10 @@ _MAX_REPORT = 1 << 28  # bytes
 _MAX_NAMED = 5  # tasks in a line on the console; the report has all
 _NOT_SHOWN = ("task", "identity", "problems", "seconds")  # of a task, in the page
 Report = dict[str, Any]
-"""The content of report.json: `model`, `precision`, `versions` and `suites`, the evaluated suite by its name. It has
-its `suite`, `data`, `settings` and `summary`, the `results` of its tasks with the checksums of their files, a
-`checksum` of all files, the names of the tasks that `failed`, why tasks were `left_out`, and the number of
-`faulty_rows`."""
+"""The content of report.json: `model`, `model_fingerprint`, `precision`, `versions` and `suites`, the evaluated suite
+by its name. It has its `suite`, `data`, `settings` and `summary`, the `results` of its tasks with the checksums of
+their files, a `checksum` of all files, the names of the tasks that `failed`, why tasks were `left_out`, and the number
+of `faulty_rows`."""
 
 
 def write_report(output: Path, model: TrainedModel, suite: Suite, found: Sequence[Result]) -> Report:
@@ -59,6 +59,7 @@ def write_report(output: Path, model: TrainedModel, suite: Suite, found: Sequenc
     }
     report: Report = without_nan({
         "model": redact_text(str(model.path)),
+        "model_fingerprint": provenance(model, {})["model_fingerprint"],
         "precision": model.precision.name,
         "versions": {"bionemo": __version__, "torch": version("torch"), "python": platform.python_version()},
         "suites": {suite.name: section},

@@ -64,7 +64,7 @@ class Run:
 
     @cached_property
     def starts(self) -> list[dict[str, Any]]:
-        """Content of `run.json` of each start, the first start first."""
+        """Content of `run.json` of each start, in order, with its `config`, `command` and version of the `code`."""
         found = []
         for directory in (*self._earlier(), self.path):
             path = directory / "run.json"
@@ -75,27 +75,8 @@ class Run:
                         raise ValueError("not written by a run")
                 except (OSError, ValueError) as error:
                     raise UserError(f"{path} is damaged ({error}): move it away") from error
-                found.append(start)
+                found.append({**start, **_settings_of(directory)})
         return found
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """Values of config.yaml by key; empty without this file."""
-        path = self.path / "config.yaml"
-        try:
-            found = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else {}
-            if not isinstance(found, dict):
-                raise ValueError("not a mapping")
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise UserError(f"{path} is damaged ({' '.join(str(error).split())}): move it away") from error
-        return _flatten(redact_tree(found))
-
-    @property
-    def command(self) -> str:
-        """The last command line, or ""."""
-        path = self.path / "cmd-args.log"
-        words = path.read_text("utf-8", errors="replace").strip().split(" ") if path.is_file() else []
-        return " ".join(redact_arguments(words))
 
     @property
     def log(self) -> str:
@@ -103,9 +84,35 @@ class Run:
         lines = [
             line
             for path in sorted(self.path.glob("nemo_log_globalrank-0_*.txt"))
-            for line in path.read_text("utf-8", errors="replace").splitlines()
+            for line in _read_text(path).splitlines()
         ]
         return redact_text("\n".join(lines[-_LINES:]))
+
+
+def _settings_of(directory: Path) -> dict[str, Any]:
+    """Return the values of config.yaml by key, the command line, and the version of the code, with its commit.
+
+    Raises:
+        UserError: if config.yaml is damaged.
+    """
+    path = directory / "config.yaml"
+    try:
+        found = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else {}
+        if not isinstance(found, dict):
+            raise ValueError("not a mapping")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} is damaged ({' '.join(str(error).split())}): move it away") from error
+    command, code = (_read_text(directory / name) for name in ("cmd-args.log", "git-info.log"))
+    lines = [line[:25] for line in code.splitlines()]  # "commit hash: " and 12 digits
+    changed = f", {len(lines) - 2} changed files" if len(lines) > 2 else ""
+    return {
+        "config": _flatten(redact_tree(found)), "command": " ".join(redact_arguments(command.strip().split(" "))),
+        "code": ", ".join(lines[:2]) + changed,
+    }  # fmt: skip
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text("utf-8", errors="replace") if path.is_file() else ""
 
 
 def open_runs(paths: Sequence[str | Path]) -> list[Run]:
@@ -270,14 +277,22 @@ def downsample(
 
 
 def _starts(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a table of the starts of the runs."""
+    """Yield a table of the starts of the runs, and the settings that changed between the starts of each run."""
     rows = [
-        (run.name, _date(start["begin"]), _date(start["updated"]), f"{start['first_step']:,}", f"{start['step']:,}",
-         start["ended"] or "", start["resumed_from"] or "")
-        for run in runs for start in run.starts
+        (run.name, str(number), _date(start["begin"]), _date(start["updated"]), f"{start['first_step']:,}",
+         f"{start['step']:,}", f"{start['devices']} x {start['device']}", start["code"], start["ended"] or "",
+         start["resumed_from"] or "")
+        for run in runs for number, start in enumerate(run.starts, 1)
     ]  # fmt: skip
     yield "<h2>Starts</h2>"
-    yield html_table(("run", "begin", "last written", "first step", "last step", "ended", "resumed from"), rows)
+    yield html_table(
+        ("run", "start", "begin", "last written", "first step", "last step", "hardware", "code", "ended",
+         "resumed from"), rows,
+    )  # fmt: skip
+    for run in runs:
+        names = [f"start {number + 1}" for number in range(len(run.starts))]
+        if table := _differences(names, [start["config"] for start in run.starts]):
+            yield f"<h3>Settings that changed: {escape(run.name)}</h3>{table}"
 
 
 def _date(seconds: float) -> str:
@@ -288,14 +303,19 @@ def _settings(runs: Sequence[Run]) -> Iterator[str]:
     """Yield the command lines, and a table of the settings that differ between the runs."""
     yield "<h2>Settings</h2>"
     for run in runs:
-        yield f"<p>{escape(run.name)}: <code>{escape(run.command)}</code></p>"
+        for number, start in enumerate(run.starts or [_settings_of(run.path)], 1):
+            yield f"<p>{escape(run.name)}, start {number}: <code>{escape(start['command'])}</code></p>"
+    yield _differences([run.name for run in runs], [_settings_of(run.path)["config"] for run in runs])
+
+
+def _differences(columns: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of the keys that have different values in the columns, or ""."""
     values = {
-        key: [redact_text(str(run.config.get(key, ""))) for run in runs]
-        for key in dict.fromkeys(key for run in runs for key in run.config)
+        key: [redact_text(str(config.get(key, ""))) for config in configs]
+        for key in dict.fromkeys(key for config in configs for key in config)
     }
     rows = [(key, *each) for key, each in values.items() if len(set(each)) > 1]
-    if rows:
-        yield f'<div class="texts">{html_table(("key", *(run.name for run in runs)), rows)}</div>'
+    return f'<div class="texts">{html_table(("key", *columns), rows)}</div>' if rows else ""
 
 
 def _evaluations(run: Run) -> str:

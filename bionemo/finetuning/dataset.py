@@ -16,7 +16,7 @@ from bionemo.data.batch import PackedBatch
 from bionemo.data.dataset import MaxLengths, TokenizedBatch, concatenate_sequences
 from bionemo.data.files import SplitName
 from bionemo.finetuning.features import tokenize_split
-from bionemo.finetuning.task_data import IGNORED, Split, TaskType, describe_truncation
+from bionemo.finetuning.task_data import Split, TaskType, describe_truncation
 from bionemo.inference.batching import Ids
 from bionemo.models.language_model import LanguageModel
 
@@ -92,8 +92,7 @@ class LabelledData:
         begin, end = ([vocabulary.bos_id], [vocabulary.eos_id]) if has_bos_eos else ([], [])
         ids = [np.concatenate([begin, tokens[:max_length], end]).astype(np.int32) for tokens in sequences]
         target_positions, target_ids = [], []
-        for target in split.targets:
-            labelled = np.flatnonzero(target[:max_length] != IGNORED) if target.ndim else np.zeros(1, np.int64)
+        for target, labelled in zip(split.targets, split.labelled_positions(max_length), strict=True):
             target_positions.append(labelled + (has_bos_eos if target.ndim else 0))
             target_ids.append(target[labelled] if target.ndim else _target_bits(target))
         cut = sum(len(tokens) > max_length for tokens in sequences)

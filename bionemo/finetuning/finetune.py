@@ -2,7 +2,7 @@
 """Fine-tune a pretrained model, or LoRA adapters in it, on a labelled task, with the training loop of pretraining."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,11 @@ from bionemo.finetuning.results import (
     run_fingerprint,
     write_results,
 )
-from bionemo.finetuning.task_data import class_name, read_splits
+from bionemo.finetuning.task_data import TaskData, class_name, read_splits
 from bionemo.formats.convert import Model, open_model
 from bionemo.formats.hub import base_model, base_name
 from bionemo.formats.huggingface.adapter import MergedAdapter, write_adapter
+from bionemo.inference.batching import max_tokens
 from bionemo.inference.fingerprint import model_fingerprint
 from bionemo.inference.load import open_saved_model, read_config, read_vocabulary
 from bionemo.megatron.lora import TARGET_MODULES
@@ -102,7 +103,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
         module.base_model = base_name(path)
         return TrainingSetup(data, module)
 
-    train(run, set_up, [ReportCallback(cfg, directory, classes, fingerprint, describe_data(cfg, task), base)])
+    train(run, set_up, [ReportCallback(cfg, directory, task, fingerprint, base)])
 
 
 def _initial_weights(
@@ -188,15 +189,12 @@ def _run_config(cfg: DownstreamConfig, model: ModelConfig, sequences: int) -> Ru
 class ReportCallback(pl.Callback):
     """Records the metrics of validations; at the end, tests the best checkpoint and writes the results.
 
-    Every process predicts the whole test split, so nothing has to be gathered. `fingerprint` is that of the run,
-    `data` its entry of the report, see `describe_data`, and `base` the model that adapters change.
+    Every process predicts the whole test split, so nothing has to be gathered. `fingerprint` is that of the run, and
+    `base` the model that adapters change.
     """
 
-    def __init__(
-        self, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...], fingerprint: str,
-        data: Mapping[str, Any], base: str,
-    ) -> None:  # fmt: skip
-        self.cfg, self.directory, self.classes, self.data, self.base = cfg, directory, classes, data, base
+    def __init__(self, cfg: DownstreamConfig, directory: Path, task: TaskData, fingerprint: str, base: str) -> None:
+        self.cfg, self.directory, self.task, self.base = cfg, directory, task, base
         self.fingerprint = fingerprint
         self.history: list[dict[str, float]] = []
 
@@ -238,7 +236,7 @@ class ReportCallback(pl.Callback):
             return
         model: FineTunedModel = pl_module.model
         sizes = {parameter: math.prod(place.shape) for parameter, place in pl_module.parallel.shards.items()}
-        data, opened = self.data["data"], _data(trainer)
+        data, opened = describe_data(self.cfg, self.task)["data"], _data(trainer)
         notes = [*data["notes"], *(note for name in data["rows"] for note in opened.dataset(name).notes)]
         details: dict[str, Any] = {
             "parameters": sum(sizes.values()),
@@ -247,8 +245,11 @@ class ReportCallback(pl.Callback):
             "data": {**data, "notes": notes},
         }
         encoder_weights = checksum_weights(iterate_weights(open_model(path).weights))
-        results = Results(path, encoder_weights, model.head, best, self.history, test, self.fingerprint, details)
-        write_results(results, self.cfg, self.directory, self.classes)
+        results = Results(
+            path, encoder_weights, model.head, best, self.history, test, self.task.splits.get("test"),
+            max_tokens(model.encoder), self.fingerprint, details,
+        )  # fmt: skip
+        write_results(results, self.cfg, self.directory, self.task.classes)
         is_own = path == checkpoints.find_best()  # else the pretrained model
         if self.cfg.model.peft.enabled and is_own and write_adapter(self.directory / ADAPTER, path, self.base):
             print_line(f"the adapter, in the format of peft, is in {self.directory / ADAPTER}")

@@ -110,8 +110,8 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
     )
     test = predict(trained.head, features["test"]) if "test" in features else None
     results = Results(
-        model.path, model.weights_checksum, trained.head, trained.best, trained.history, test, fingerprint,
-        describe_data(cfg, task),
+        model.path, model.weights_checksum, trained.head, trained.best, trained.history, test, splits.get("test"),
+        max_tokens(network), fingerprint, describe_data(cfg, task),
     )  # fmt: skip
     write_results(results, cfg, directory, classes, wild_type)
 

@@ -167,7 +167,7 @@ def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequences) 
             f"{trained.encoder}"
         )
     if head.per_token:
-        hiddens = (torch.from_numpy(each).to(device) for each in model.hiddens(texts))
+        hiddens = (each.to(device) for each in model.hidden_states(texts))
         classes = [_check_finite(model, head(vectors_RD, [len(vectors_RD)])).argmax(1) for vectors_RD in hiddens]
         return [("".join(trained.classes[number] for number in each.tolist()), "") for each in classes]
     if trained.wild_type is None:
@@ -175,9 +175,9 @@ def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequences) 
     else:
         names = [f"sequence {number:,}" for number in range(len(texts))]
         found = compute_variant_vectors(model, trained.wild_type, model.ids(texts), names, DEFAULT_LIMITS)
-        vectors_ND = np.concatenate([*found])
+        vectors_ND = torch.from_numpy(np.concatenate([*found]))
     # one at a time: a matrix product rounds differently for other numbers of rows
-    rows = torch.from_numpy(vectors_ND).to(device).split(1)
+    rows = vectors_ND.to(device).split(1)
     predictions = _check_finite(model, torch.cat([head(vectors_RD, [1]) for vectors_RD in rows]))
     if not trained.classes:
         return [(f"{value:.7g}", "") for value in predictions.squeeze(1).tolist()]

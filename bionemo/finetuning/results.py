@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of a fine-tuning run: head, JSON report and plot. A run never replaces the results of another one."""
+"""Results of a fine-tuning run: head, predictions of the test split, JSON report and plot.
+
+A run never replaces the results of another one.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,6 +17,7 @@ from torch import Tensor
 from bionemo.common.errors import UserError
 from bionemo.common.files import without_nan, write_atomic
 from bionemo.common.redaction import redact_text, redact_tree
+from bionemo.common.version import __version__
 from bionemo.config.schema import DownstreamConfig
 from bionemo.finetuning import metrics
 from bionemo.finetuning.heads import Head
@@ -23,7 +27,9 @@ from bionemo.inference.fingerprint import digest
 from bionemo.megatron.finite import all_finite
 
 _MAX_LABELS = 20  # classes that are named in the plot
-HEAD, REPORT, PLOT, ADAPTER = "head.safetensors", "report.json", "report.png", "adapter"  # written in this order
+HEAD, PREDICTIONS, REPORT, PLOT, ADAPTER = (  # written in this order
+    "head.safetensors", "test_predictions.csv", "report.json", "report.png", "adapter",
+)  # fmt: skip
 _RUN = "run"  # key of the run's fingerprint in the metadata of the head and in the report
 # Settings of the model that cannot change the result, or whose content is part of the fingerprint.
 _IGNORED_SETTINGS = ("restore_encoder_path", "restore_head_path", "data")
@@ -40,6 +46,8 @@ class Results(NamedTuple):
     best: int  # number of its epoch or validation in the history, from 1; 0 without a history
     history: Sequence[Mapping[str, float]]  # `epoch`, `train_loss` and validation metrics of each epoch or validation
     test: tuple[Tensor, Tensor] | None  # predictions_RC and targets_R of the test split (R rows, C classes)
+    test_split: Split | None
+    max_length: int  # maximum number of tokens of a sequence without begin and end; longer ones are truncated
     fingerprint: str
     details: Mapping[str, Any] = {}  # further entries of the report
 
@@ -74,7 +82,7 @@ def check_results(directory: Path, fingerprint: str) -> bool:
     Raises:
         UserError: if it holds results of another run, or other files with their names.
     """
-    found = [name for name in (HEAD, REPORT, PLOT, ADAPTER) if (directory / name).exists()]
+    found = [name for name in (HEAD, REPORT, PLOT, PREDICTIONS, ADAPTER) if (directory / name).exists()]
     if found and (found[0] != HEAD or read_trained_head(directory / HEAD).run != fingerprint):
         raise UserError(
             f"{directory / found[0]} belongs to another run and would be replaced: choose another "
@@ -86,14 +94,16 @@ def check_results(directory: Path, fingerprint: str) -> bool:
 def write_results(
     results: Results, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...], wild_type: str | None = None
 ) -> None:
-    """Write `head.safetensors`, `report.json` and `report.png`, in this order, and print a summary.
+    """Write `head.safetensors`, `test_predictions.csv`, `report.json` and `report.png`, and print a summary.
 
     Raises:
         OSError: if a file cannot be written; each file is complete or unchanged.
     """
     history = results.history
     report: dict[str, Any] = {
-        "name": cfg.name, "encoder": str(results.encoder), _RUN: results.fingerprint, **results.details,
+        "name": cfg.name, "encoder": str(results.encoder), "encoder_weights": results.encoder_weights,
+        _RUN: results.fingerprint, "bionemo": __version__, "settings": asdict(cfg), "max_tokens": results.max_length,
+        **results.details,
     }  # fmt: skip
     if results.best:
         best = history[results.best - 1]
@@ -110,24 +120,48 @@ def write_results(
     task = {
         "classes": list(classes), "task_type": cfg.model.data.task_type, "wild_type": wild_type,
         "encoder": redact_text(str(results.encoder.absolute())), "encoder_weights": results.encoder_weights,
-        _RUN: results.fingerprint,
+        _RUN: results.fingerprint, "bionemo": __version__, "max_tokens": results.max_length,
+        "settings": redact_tree(asdict(cfg.model)),
     }  # fmt: skip
     # A single metadata entry: safetensors writes several in random order, and the file must be reproducible.
     write_atomic(directory / HEAD, save(results.head.state_dict(), {"task": json.dumps(task)}))
+    if results.test and results.test_split:
+        table = _predictions(*results.test, results.test_split, results.max_length, classes)
+        write_atomic(directory / PREDICTIONS, table)
     report = redact_tree(report | test_metrics)
     if classes and results.test:
         report["confusion"] = metrics.confusion_matrix(*results.test)
     text = json.dumps(without_nan({**report, "classes": list(classes), "epochs": list(history)}), indent=1)
     write_atomic(directory / REPORT, text + "\n")
-    names = f"{HEAD}, {REPORT} and {PLOT}"
+    tested = f", {PREDICTIONS}" if results.test else ""
+    names = f"{HEAD}{tested}, {REPORT} and {PLOT}"
     try:
         write_atomic(directory / PLOT, _plot(results, classes, report))
     except UserError as error:
-        names = f"{HEAD} and {REPORT} (there is no {PLOT}: {error})"
+        names = f"{HEAD}{tested} and {REPORT} (there is no {PLOT}: {error})"
     summary = ", ".join(f"{name} {value:.4g}" for name, value in test_metrics.items())
     epoch = f"best epoch {report['epoch']:.4g}" if results.best else ""
     print_line(": ".join(filter(None, [epoch, summary])))
     print_line(f"{names} are in {directory}")
+
+
+def _predictions(
+    predictions_RC: Tensor, targets_R: Tensor, split: Split, max_length: int, classes: Sequence[str]
+) -> str:
+    """Return a table: file and line, sequence or residue, label and prediction, and the probability of each class."""
+    from pandas import DataFrame
+
+    positions, values_RC = split.labelled_positions(max_length), predictions_RC.float().cpu()
+    per_residue = {"residue": np.concatenate(positions) + 1}
+    frame = DataFrame({
+        "row": np.repeat(split.locations, [len(each) for each in positions]),
+        **(per_residue if split.targets[0].ndim else {"sequence": split.texts}),
+        "label": targets_R.cpu(), "prediction": values_RC.argmax(1) if classes else values_RC[:, 0],
+    })  # fmt: skip
+    if classes:
+        frame[["label", "prediction"]] = np.array(classes)[frame[["label", "prediction"]]]
+        frame[[f"probability_{name}" for name in classes]] = values_RC.softmax(1)
+    return frame.to_csv(index=False, float_format="%.7g")
 
 
 def _plot(results: Results, classes: Sequence[str], report: Mapping[str, Any]) -> bytes:

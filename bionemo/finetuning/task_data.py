@@ -71,7 +71,12 @@ class Split:
 
     texts: list[str]  # N sequences
     targets: list[np.ndarray]  # N arrays: classes [residues] int64, some of them IGNORED, or one class or number []
-    locations: list[str]  # file and line of each sequence, for messages
+    locations: list[str]  # file and line of each sequence
+
+    def labelled_positions(self, max_length: int) -> list[np.ndarray]:
+        """Return the residues with a label among the first `max_length` of each sequence; [0] for a single label."""
+        first = np.zeros(1, np.int64)
+        return [np.flatnonzero(each[:max_length] != IGNORED) if each.ndim else first for each in self.targets]
 
 
 class TaskData(NamedTuple):

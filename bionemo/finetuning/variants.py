@@ -41,7 +41,7 @@ def compute_variant_vectors(
                 f"{location}: the sequence has {len(variant):,} residues and model.data.wild_type {len(ids):,}: only "
                 "substitutions are supported"
             )
-    (reference,) = model.compute_per_token([ids], "hiddens", limits)
+    ((reference,),) = model.compute_per_token([ids], "hiddens", limits=limits)
     first = 0
     for columns in model.compute(variants, ["hiddens"], limits, advance):
         hiddens = columns["hiddens"].reshape(-1, *reference.shape)

@@ -133,7 +133,7 @@ def generate(
     for begin in range(0, len(owners), size):
         part = slice(begin, begin + size)
         ours = owners[part]
-        hiddens = model.compute_per_token(sequences[ours[0] : ours[-1] + 1], "hiddens", limits)
+        (hiddens,) = model.compute_per_token(sequences[ours[0] : ours[-1] + 1], "hiddens", limits=limits)
         perturbed = [
             _perturb(hiddens[owner - ours[0]], decoding.radius, key)
             for owner, key in zip(ours, noise[part], strict=True)

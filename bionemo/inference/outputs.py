@@ -111,9 +111,13 @@ class InferenceModel:
             if name in GENERATED:
                 check_generates(self.network, name)
             if kind == "begin" and not self.network.has_bos_eos:
-                raise UserError(f"{name_of_class} has no begin token: use the mean over tokens (embeddings)")
+                raise UserError(
+                    f"{name_of_class} has no begin token, as ESM models have: use the mean over tokens (embeddings)"
+                )
             if name in ("logits", "pseudo_perplexity") and isinstance(self.network, EncoderDecoder):
-                raise UserError(f"{name} is not available for encoder-decoder models ({name_of_class})")
+                raise UserError(
+                    f"{name} is not available for encoder-decoder models ({name_of_class}): use ESM2nv or GPT3"
+                )
             if name in ("logits", "pseudo_perplexity") and isinstance(self.network.lm_head, MissingHead):
                 raise self.network.lm_head.error()
 
@@ -142,16 +146,19 @@ class InferenceModel:
             advance(part.stop - part.start)
 
     def compute_per_token(
-        self, sequences: Sequence[Ids], name: str, limits: BatchLimits = DEFAULT_LIMITS
-    ) -> list[Floats]:
-        """Compute an output per token, an array [n, ...] for each sequence, or attention maps, [heads, n, n].
+        self, sequences: Sequence[Ids], *names: str, limits: BatchLimits = DEFAULT_LIMITS
+    ) -> list[list[Floats]]:
+        """Compute outputs per token, an array [n, ...] for each sequence, or attention maps, [heads, n, n].
+
+        Returns:
+            The arrays of each output.
 
         Raises:
-            UserError: if the model does not have it.
+            UserError: if the model does not have an output.
         """
-        found = [columns[name] for columns in self.compute(sequences, [name], limits)]
+        found = list(self.compute(sequences, names, limits))
         tokens = np.array([len(ids) for ids in sequences], np.int64)
-        return split_rows(name, np.concatenate(found), tokens) if found else []
+        return [split_rows(name, np.concatenate([each[name] for each in found]), tokens) for name in names if found]
 
     @torch.no_grad()
     def _compute(self, sequences: Sequence[Ids], wanted: Sequence[str], limits: BatchLimits) -> OutputArrays:

@@ -15,6 +15,7 @@ from bionemo.common.files import replacing
 
 KIND = "parts of a prediction"  # of their directory, see `create_owned`
 NAME = "part-{:06}.safetensors"
+LONG = "long"  # array with the numbers of the records that are longer than the model accepts
 COMPLETE = "complete"  # a hard link to the output, until the parts are deleted
 NAMES = rf"part-\d{{6,}}\.safetensors|\..+\.tmp|{COMPLETE}"  # of all files that are written to their directory
 
@@ -22,7 +23,8 @@ NAMES = rf"part-\d{{6,}}\.safetensors|\..+\.tmp|{COMPLETE}"  # of all files that
 def write_part(path: Path, columns: Mapping[str, np.ndarray], digest: str) -> None:
     """Write outputs, and `tokens` and `numbers` [k] of their sequences, to a part file atomically and durably.
 
-    Arrays named as in PROBLEMS hold the numbers of the records whose SMILES have a problem.
+    Arrays named as in PROBLEMS hold the numbers of the records whose SMILES have a problem, LONG those of the records
+    that are too long.
     `digest` is that of the prediction.
 
     Raises:
@@ -48,7 +50,7 @@ def count_sequences(path: Path, digest: str) -> int | None:
 
 
 def read_numbers(path: Path, problem: str) -> list[int]:
-    """Read the numbers of a part's records with a problem."""
+    """Read the numbers of a part's records with a problem: one of PROBLEMS, or LONG."""
     with safe_open(path, framework="np") as file:
         return file.get_tensor(problem).tolist()
 

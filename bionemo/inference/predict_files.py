@@ -19,14 +19,14 @@ from bionemo.data.letters import LetterCounts
 from bionemo.data.molecules.content_checks import PROBLEMS, report_unusable
 from bionemo.inference import part_files
 from bionemo.inference.batching import BatchLimits, max_tokens, tokenize, too_long_error
-from bionemo.inference.fingerprint import digest
+from bionemo.inference.fingerprint import digest, prediction_settings, provenance
 from bionemo.inference.generation import decodings, generate
 from bionemo.inference.input_records import Records
 from bionemo.inference.invalid_molecules import find_invalid
 from bionemo.inference.long_sequences import SET_POLICY, apply_policy, join_pieces, note_long
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import GENERATED, is_attention, is_per_token
-from bionemo.inference.part_files import COMPLETE, KIND, NAMES, count_sequences
+from bionemo.inference.part_files import COMPLETE, KIND, LONG, NAMES, count_sequences
 from bionemo.inference.processes import PartedWork
 from bionemo.inference.progress import Advance, no_progress
 from bionemo.inference.text_outputs import encode_texts, summarize_matches, summarize_molecules
@@ -237,6 +237,7 @@ def _compute_part(prediction: Prediction, number: int, which: range, advance: Ad
         molecules[name] = texts[:, 0] if name == "reconstruction" else texts
     advance(len(which) - len(fitted.pieces))
     found = {problem: np.array(unusable.get(problem, []), np.int64) for problem in PROBLEMS}
+    found[LONG] = np.array([*records], np.int64)[fitted.long]
     arrays = {**columns, **molecules, **found, "tokens": tokens, "numbers": numbers}
     part_files.write_part(prediction.files[number], arrays, prediction.digest)
 
@@ -273,7 +274,10 @@ def merge_parts(prediction: Prediction) -> list[str]:
     if damaged := [file for file, length in lengths.items() if length is None]:
         raise UserError(f"{damaged[0]} is damaged: run the same command again, which computes it again")
     files = [file for file in prediction.files if lengths[file]]
-    results = PredictionResults(files, prediction.records, prediction.outputs)
+    settings = {"input": prediction.data.dataset_path, **prediction_settings(prediction.task, prediction.data)}
+    longer = sum(len(part_files.read_numbers(each, LONG)) for each in prediction.files)
+    origin = provenance(prediction.model, settings, longer)
+    results = PredictionResults(files, prediction.records, prediction.outputs, origin)
     unusable = {
         name: [*itertools.chain(*(part_files.read_numbers(each, name) for each in prediction.files))]
         for name in PROBLEMS

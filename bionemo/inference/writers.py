@@ -9,9 +9,12 @@
     h5_by_id       a .h5 file with a data set for each id: [D] for outputs per sequence, [n, D] for outputs per token,
                    [heads, n, n] for attention maps
 
-N sequences. All formats except .pkl are written part by part, in bounded memory.
+N sequences. All formats except .pkl are written part by part, in bounded memory. The provenance, see `fingerprint`, is
+JSON text: an array `provenance` [] of a .npz file, an attribute of a .h5 file, an entry of the attributes of pandas in
+a .parquet file, and a file NAME.json beside a .csv or .pkl file.
 """
 
+import json
 import os
 import pickle
 import zipfile
@@ -30,6 +33,7 @@ from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
 from bionemo.inference.array_descriptions import describe
 from bionemo.inference.deferred_errors import defer_errors
+from bionemo.inference.fingerprint import write_provenance
 from bionemo.inference.input_records import Record, Records
 from bionemo.inference.outputs import GENERATED, is_per_token, split_rows
 from bionemo.inference.part_files import COMPLETE
@@ -55,6 +59,7 @@ class PredictionResults:
     files: list[Path]
     records: Records
     outputs: list[str]
+    provenance: dict[str, Any]  # see `provenance`
 
     def __iter__(self) -> Iterator[ResultPart]:
         """Read the parts in order."""
@@ -126,6 +131,8 @@ def write_results(path: Path, file_format: str, results: PredictionResults, dire
             with suppress(OSError):  # a file system without hard links
                 (directory / COMPLETE).unlink(missing_ok=True)
                 os.link(new, directory / COMPLETE)
+        if file_format in ("csv", "pkl"):
+            write_provenance(path, results.provenance)
 
 
 def _npz(path: Path, results: PredictionResults) -> None:
@@ -134,7 +141,7 @@ def _npz(path: Path, results: PredictionResults) -> None:
         def member(name: str) -> IO[bytes]:
             return archive.open(f"{name}.npy", "w", force_zip64=True)
 
-        for name, array in _index(results).items():
+        for name, array in {**_index(results), "provenance": np.array(json.dumps(results.provenance))}.items():
             with member(name) as opened:
                 npy.write_array(opened, array, allow_pickle=False)
         for name in results.outputs:
@@ -150,6 +157,7 @@ def _h5(path: Path, results: PredictionResults) -> None:
     import h5py
 
     with defer_errors(path) as target, h5py.File(target, "w") as file:
+        file.attrs["provenance"] = json.dumps(results.provenance)
         for name, array in _index(results).items():
             is_text = array.dtype.kind == "U"
             data, dtype = (results.ids, h5py.string_dtype()) if is_text else (array, None)
@@ -196,7 +204,9 @@ def _h5_by_id(path: Path, results: PredictionResults) -> None:
 
     (output,) = results.outputs
     with defer_errors(path) as target, h5py.File(target, "w") as file:
-        file.attrs["description"] = f"{output} of each sequence"
+        file.attrs.update({
+            "description": f"{output} of each sequence", "provenance": json.dumps(results.provenance)
+        })  # fmt: skip
         for part in results:
             rows = split_rows(output, part.columns[output], part.tokens)
             for record, row in zip(part.records, rows, strict=True):
@@ -239,7 +249,7 @@ def _parquet(path: Path, results: PredictionResults) -> None:
         for name, values in part.columns.items():
             rows = vectors(values)
             columns[name] = pa.LargeListArray.from_arrays(offsets, rows) if is_per_token(name) else rows
-        return pa.table(columns)
+        return pa.table(columns, metadata={"PANDAS_ATTRS": json.dumps({"provenance": results.provenance})})
 
     _write_tables(path, results, table, parquet.ParquetWriter)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 class Vocabulary(ABC):
     """The tokens of a model."""
 
+    tokens: tuple[str, ...]  # text of every token; the id is the position
     pad_id: int  # id of the padding token
 
     @property

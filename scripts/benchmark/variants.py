@@ -19,7 +19,7 @@ from proteins import ESM2_TOKENS
 from torch import Tensor
 
 import bionemo
-from bionemo.analysis.variants import score_variants
+from bionemo.inference.variants import score_variants
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 

@@ -14,11 +14,12 @@ import pytest
 from scipy.stats import spearmanr
 
 import bionemo
-from bionemo.analysis.contacts import fit_contact_head, predict_contacts
-from bionemo.analysis.variants import AMINO_ACIDS, scan, score_variants
+from bionemo.analysis.contacts import fit_contact_head
 from bionemo.cli import analysis as command
 from bionemo.inference import load as loading
+from bionemo.inference.contacts import predict_contacts
 from bionemo.inference.model import TrainedModel
+from bionemo.inference.variants import AMINO_ACIDS, scan, score_variants
 from tests.support.huggingface import theirs
 
 WILD_TYPE = "MKTAYIAKQRQISFVKSHFS"
@@ -98,7 +99,9 @@ def test_variants_of_a_table(run: Run, tmp_path: Path, path: Path, model: Traine
         f"7 variants: new/scores.csv\nSpearman's rho {rho:.4f} with 5 measured values of 'DMS_score': new/scores.png\n"
     )
     assert is_picture(tmp_path / "new" / "scores.png")
-    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == ["scores.csv", "scores.png"]
+    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == [
+        "scores.csv", "scores.csv.json", "scores.png"
+    ]  # fmt: skip
 
 
 def test_variants_of_a_fasta_file(run: Run, tmp_path: Path, path: Path, model: TrainedModel) -> None:
@@ -217,7 +220,7 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
     )
     names = ("a_b", "short", "sp|P1|ONE")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
-        f"{name}.{ending}" for name in names for ending in ("csv", "png")
+        f"{name}.{ending}" for name in names for ending in ("csv", "csv.json", "png")
     ]
     header, *rows = rows_of(tmp_path / "out" / "a_b.csv")
     assert header == ["i", "j", "probability"]
@@ -229,9 +232,12 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
 
     output = run("contacts-fit", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "head.json")
     head = json.loads((tmp_path / "head.json").read_text())
+    assert head["provenance"]["settings"]["maps"] == "maps"
     known = [np.load(maps / f"{name}.npy") for name in ("sp|P1|ONE", "a_b", "short")]
     fitted_head = fit_contact_head(model, list(RECORDS.values()), known)
-    assert head == {**fitted_head, "model_weights": model.weights_checksum}
+    assert head == {
+        **fitted_head, "model_weights": model.weights_checksum, "provenance": head["provenance"]
+    }  # fmt: skip
     assert output == f"{sum(weight != 0 for weight in head['weight'])} of 8 attention heads have a weight: head.json\n"
     run("contacts", "--model", path, "--input", "x.fasta", "--head", "head.json", "--output", "again")
     again = np.array([float(row[2]) for row in rows_of(tmp_path / "again" / "a_b.csv")[1:]])

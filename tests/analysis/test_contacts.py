@@ -14,17 +14,10 @@ from torch import Tensor
 from transformers import EsmForMaskedLM
 
 import bionemo
-from bionemo.analysis.contacts import (
-    average_product_corrected,
-    corrected_attention,
-    fit_contact_head,
-    precision,
-    predict_contacts,
-    read_contact_head,
-    write_contact_head,
-)
+from bionemo.analysis.contacts import fit_contact_head, precision, read_contact_head, write_contact_head
 from bionemo.common.errors import UserError
 from bionemo.formats.convert import convert
+from bionemo.inference.contacts import average_product_corrected, corrected_attention, predict_contacts
 from bionemo.inference.model import TrainedModel
 from tests.support.huggingface import theirs
 from tests.support.models import build_model
@@ -142,7 +135,7 @@ def test_precision_counts_long_range_pairs_only() -> None:
 
 def test_saving_and_loading_a_head(tmp_path: Path, model: TrainedModel) -> None:
     assert model.contact_head is not None
-    write_contact_head(tmp_path / "new" / "head.json", model.contact_head, "checksum")
+    write_contact_head(tmp_path / "new" / "head.json", model.contact_head, "checksum", {"bionemo": "x"})
     assert read_contact_head(tmp_path / "new" / "head.json") == (model.contact_head, "checksum")
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["head.json"]
 
@@ -159,7 +152,7 @@ def test_files_without_a_head(text: str, tmp_path: Path) -> None:
 
 def test_heads_that_cannot_be_used(tmp_path: Path, path: Path, model: TrainedModel) -> None:
     convert(path, tmp_path / "plain.nemo")
-    with pytest.raises(UserError, match=r"plain.nemo has no contact head: fit one .* imported from Hugging Face"):
+    with pytest.raises(UserError, match=r"plain.nemo has no contact head: fit one .* or use ESM-1b, ESM-1v or ESM-2"):
         predict_contacts(bionemo.load(tmp_path / "plain.nemo", "cpu"), "MKTAYIAKQR")
     with pytest.raises(UserError, match="the contact head has 4 weights, the model 3 layers of 4 heads"):
         predict_contacts(model, "MKTAYIAKQR", {"weight": [0.0] * 4, "bias": 0.0})

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import EsmForMaskedLM
 
 import bionemo
-from bionemo.analysis.variants import AMINO_ACIDS, MARGINALS, scan, score_variants
 from bionemo.common.errors import UserError
 from bionemo.inference.model import TrainedModel
+from bionemo.inference.variants import AMINO_ACIDS, MARGINALS, scan, score_variants
 from tests.support.huggingface import theirs
 from tests.support.models import build_model
 
@@ -149,7 +149,7 @@ def test_unsupported_models_and_sequences(model: TrainedModel) -> None:
         scan(model, "123")
     with pytest.raises(UserError, match="method='esm' is unknown: choose from masked-marginal, wild-type-marginal"):
         scan(model, SEQUENCE, "esm")
-    with pytest.raises(UserError, match="x is a GPT3, not a masked language model: use ESM1nv, ESM1b or ESM2nv"):
+    with pytest.raises(UserError, match="x is a GPT3, not a masked language model: use ESM1nv, ESM1b, ESM2nv or ESMC"):
         scan(TrainedModel(build_model("gpt3"), Path("x")), SEQUENCE)
 
 

@@ -9,9 +9,9 @@ import torch
 from transformers import EsmForMaskedLM
 
 import bionemo
-from bionemo.analysis.variants import MARGINALS, score_variants
-from bionemo.analysis.windows import WindowType, make_windows
 from bionemo.inference.model import TrainedModel
+from bionemo.inference.variants import MARGINALS, score_variants
+from bionemo.inference.windows import WindowType, make_windows
 from tests.analysis.test_variants import ALPHABET
 from tests.support.huggingface import theirs
 

@@ -16,10 +16,11 @@ import torch
 from transformers import EsmForMaskedLM
 
 import bionemo
-from bionemo.analysis.contacts import fit_contact_head, predict_contacts
+from bionemo.analysis.contacts import fit_contact_head
 from bionemo.common.errors import UserError
 from bionemo.evaluation.contacts import METRICS, Contacts
 from bionemo.evaluation.structures import read_chain
+from bionemo.inference.contacts import predict_contacts
 from tests.support import evaluation
 from tests.support.evaluation import read_section
 from tests.support.huggingface import theirs

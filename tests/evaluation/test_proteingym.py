@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import bionemo
-from bionemo.analysis.variants import score_variants
 from bionemo.cli.evaluate import main
 from bionemo.common.errors import UserError
 from bionemo.evaluation.proteingym_files import (
@@ -29,6 +28,7 @@ from bionemo.evaluation.proteingym_files import (
     read_reference,
 )
 from bionemo.evaluation.tasks import Problems
+from bionemo.inference.variants import score_variants
 from tests.conftest import ROOT
 from tests.support import evaluation
 from tests.support.evaluation import read_section

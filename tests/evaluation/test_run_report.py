@@ -16,6 +16,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from bionemo.cli import report as command
 from bionemo.common.errors import UserError
+from bionemo.common.version import __version__
 from bionemo.evaluation.html import html_page, write_page
 from bionemo.evaluation.run_report import RunReport, downsample, open_runs, render_runs
 from tests.support.runs import config, run, train
@@ -84,7 +85,11 @@ def test_a_resumed_run(runs: tuple[Path, Path]) -> None:
     assert rows["lowest validation loss"][0].endswith(("step 2", "step 4", "step 6"))
     assert rows["training loss"] == [f"{opened.curves['reduced_train_loss'][1][-1]:.4f}"]
     assert rows["hardware"] == ["1 x cpu"]
-    assert "trainer.max_steps=6</code>" in page
+    assert "start 1: <code>" in page and "trainer.max_steps=6</code>" in page
+    assert rows["trainer.max_steps"] == ["4", "6"] and "model.optim.lr" not in rows
+    starts = [row for row in cells(page) if row[0] == "first" and len(row) == 10]
+    assert [row[1] for row in starts] == ["1", "2"]
+    assert all(row[6] == "1 x cpu" and row[7].startswith(f"bionemo {__version__}") for row in starts)
     assert opened.curves["val_loss"][0].tolist() == [2, 4, 6]
     first, second = opened.starts
     assert (first["first_step"], first["step"], first["ended"]) == (0, 4, "finished")

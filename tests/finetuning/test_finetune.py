@@ -103,14 +103,14 @@ def test_initial_predictions_equal_the_frozen_model(kind: TaskType, has_adapters
     with torch.no_grad():
         predictions = found(batch)
         if kind == "token-level-classification":
-            vectors = torch.from_numpy(np.concatenate(ours.hiddens(split.texts)))
+            vectors = torch.cat(ours.hidden_states(split.texts))
             expected = found.head(vectors, [5, 30, 1])[torch.from_numpy(np.concatenate(split.targets)) >= 0]
         else:
-            expected = found.head(torch.from_numpy(ours.embed(split.texts)), [1, 1, 1])
+            expected = found.head(ours.embed(split.texts), [1, 1, 1])
     torch.testing.assert_close(predictions, expected, rtol=1e-5, atol=1e-4)
-    read = np.concatenate(ours.hiddens(split.texts)) if found.head.per_token else ours.embed(split.texts)
+    read = torch.cat(ours.hidden_states(split.texts)) if found.head.per_token else ours.embed(split.texts)
     np.testing.assert_allclose(found.head.mean.numpy(), read.mean(0), atol=1e-5)
-    np.testing.assert_allclose(1 / found.head.scale.numpy(), read.std(0), rtol=1e-3)
+    np.testing.assert_allclose(1 / found.head.scale.numpy(), read.std(0, correction=0), rtol=1e-3)
     if kind == "regression":
         assert float(found.head.target_scale) == pytest.approx(np.std([-1.5, 0.0, 3e-8]))
     labels = np.concatenate([np.atleast_1d(target) for target in split.targets])
@@ -193,9 +193,9 @@ def test_lora_changes_only_the_adapters_and_the_head(tuned: Callable[[str], Path
     head.load_state_dict(load_file(directory / "head.safetensors"))
     rows = [line.split(",") for line in (_data(directory) / "test" / "x000.csv").read_text().split()[1:]]
     merged = bionemo.load(next(directory.glob("checkpoints/*.nemo")))
-    vectors = merged.hiddens([row[1] for row in rows])
+    vectors = merged.hidden_states([row[1] for row in rows])
     with torch.no_grad():
-        predictions = head(torch.from_numpy(np.concatenate(vectors)), [len(each) for each in vectors])
+        predictions = head(torch.cat(vectors), [len(each) for each in vectors])
     in_loss = torch.tensor([digit == "1" for row in rows for digit in row[3]])
     targets = torch.tensor(["CEH".index(label) for row in rows for label in row[2]])
     loss = torch.nn.functional.cross_entropy(predictions[in_loss], targets[in_loss])
@@ -267,7 +267,7 @@ def test_a_run_is_not_resumed_with_another_model(model: Path, data: Path, tmp_pa
     shutil.copytree(model, tmp_path / "model")
     given = overrides(tmp_path / "model", data, *LORA, "trainer.max_epochs=1")
     tune(tmp_path / "run", *given)
-    for name in ("head.safetensors", "report.json", "report.png"):
+    for name in ("head.safetensors", "test_predictions.csv", "report.json", "report.png"):
         (tmp_path / "run" / name).unlink()
     shutil.rmtree(tmp_path / "run" / "adapter")
     changed = load_file(tmp_path / "model" / "model.safetensors")

@@ -191,7 +191,7 @@ def test_features_equal_the_embeddings_of_the_model(model: Path, tmp_path: Path)
     found, cut = compute_features(ours, split, "token-level-classification", BatchLimits(40), tmp_path / "x.npy")
     assert cut == 1
     assert found.lengths.tolist() == [10, 94, 1]
-    assert np.array_equal(found.vectors, np.concatenate(ours.hiddens([text[:94] for text in texts])))
+    assert np.array_equal(found.vectors, np.concatenate(ours.hidden_states([text[:94] for text in texts])))
     assert found.targets.tolist() == [*range(10), *range(94), 0]
     assert found.rows_of(np.array([2, 0])).tolist() == [104, *range(10)]
     numbers = Split(texts, [np.array(n, np.float32) for n in range(3)], texts)
@@ -216,7 +216,7 @@ def test_a_run_writes_a_head_and_a_report(model: Path, tmp_path: Path, capsys: p
     assert "60 train (" in output
     assert "best epoch" in output
     files = {path.name for path in (tmp_path / "run").iterdir()}
-    assert files == {"head.safetensors", "report.json", "report.png"}
+    assert files == {"head.safetensors", "test_predictions.csv", "report.json", "report.png"}
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["test_accuracy"] > 90
     assert report["classes"] == ["C", "E", "H"]

@@ -64,10 +64,10 @@ def test_predictions_equal_those_of_the_training_run(
     for row, text in zip(rows, PROTEINS.values(), strict=True):
         with torch.no_grad():
             if name == "tokens":
-                prediction = head(torch.from_numpy(ours.hiddens([text])[0]), [len(text)]).argmax(1)
+                prediction = head(ours.hidden_states([text])[0], [len(text)]).argmax(1)
                 assert row["prediction"] == "".join(classes[number] for number in prediction)
             else:
-                prediction = head(torch.from_numpy(ours.embed([text])), [1])[0]
+                prediction = head(ours.embed([text]), [1])[0]
                 if classes:
                     assert row["prediction"] == classes[int(prediction.argmax())]
                     assert float(row["probability"]) == pytest.approx(float(prediction.softmax(0).max()), abs=1e-4)
@@ -161,6 +161,9 @@ def test_molecules_are_truncated_and_left_out_as_in_training(
     notes = capsys.readouterr().err
     assert f"{tmp_path}/x.smi: the model knows no token of 1 of 5 SMILES (the first is record 2, '[Hg+2]')" in notes
     assert f"{tmp_path}/x.smi: b and " in notes and "24 tokens without begin and end, truncated" in notes
+    origin = json.loads((tmp_path / "x.csv.json").read_text())
+    assert (origin["longer"], origin["max_tokens"], origin["model"]) == (2, 24, str(tmp_path / "model"))
+    assert origin["settings"]["head"] == f"{tmp_path}/head.safetensors"
 
 
 def test_invalid_heads_are_rejected(model: Path, tmp_path: Path) -> None:
@@ -207,7 +210,7 @@ def test_classifiers_of_transformers(classifier: Path, tmp_path: Path, monkeypat
         (ids,) = ours.ids([text])
         with torch.no_grad():
             logits = other(torch.tensor([[0, *ids.tolist(), 2]])).logits[0, 1:-1]
-            found = trained.head(torch.from_numpy(ours.hiddens([text])[0]), [len(text)])
+            found = trained.head(ours.hidden_states([text])[0], [len(text)])
         torch.testing.assert_close(found, logits, rtol=0, atol=1e-5 * float(logits.abs().max()))
         assert row["prediction"] == "".join("HEC"[number] for number in logits.argmax(1))
 

@@ -66,10 +66,10 @@ def embed(model: Any, path: Path) -> list[Tensor]:
 
 def check_same_function(adapter: Path, base: Path, ours: Path) -> None:
     """Compare an adapter, as peft and we read it, with a checkpoint of ours."""
-    expected = bionemo.load(ours, "cpu").hiddens(SEQUENCES)
+    expected = bionemo.load(ours, "cpu").hidden_states(SEQUENCES)
     for found, hidden in zip(embed(attach(base, adapter), base), expected, strict=True):
         np.testing.assert_allclose(found.numpy(), hidden, rtol=0, atol=2e-5)
-    for found, hidden in zip(bionemo.load(adapter, "cpu").hiddens(SEQUENCES), expected, strict=True):
+    for found, hidden in zip(bionemo.load(adapter, "cpu").hidden_states(SEQUENCES), expected, strict=True):
         np.testing.assert_allclose(found, hidden, rtol=0, atol=2e-5)
 
 
@@ -129,7 +129,7 @@ def continued(
 def test_training_continues_an_adapter(continued: Continued, model: Path) -> None:
     """At the first step the function is that of peft; later, peft reads what is written with the original base."""
     check_same_function(continued.still / "adapter", model, best(continued.still))
-    hiddens = bionemo.load(best(continued.still), "cpu").hiddens(SEQUENCES)
+    hiddens = bionemo.load(best(continued.still), "cpu").hidden_states(SEQUENCES)
     for found, expected in zip(hiddens, embed(continued.peft, model), strict=True):
         np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=2e-5)
 

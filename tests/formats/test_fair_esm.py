@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import EsmForMaskedLM
 
 import bionemo
-from bionemo.analysis.contacts import predict_contacts
 from bionemo.common.errors import UserError
 from bionemo.formats.convert import convert, describe, open_model
+from bionemo.inference.contacts import predict_contacts
 from tests.support.runs import config, last_checkpoint, read_weights, train
 
 SEQUENCES = ["MKTAYIAKQR", "ACDEFGHIKLMNPQRSTVWYXBUZO" * 3, "GGJA"]
@@ -94,7 +94,7 @@ def test_outputs_equal_those_of_fair_esm(name: str, tmp_path: Path) -> None:
     expected, ours = run(path), bionemo.load(path, "cpu")
     sequences = [each.replace("J", "X") for each in SEQUENCES]
     for row, (sequence, logits, hidden) in enumerate(
-        zip(sequences, ours.logits(sequences), ours.hiddens(sequences), strict=True)
+        zip(sequences, ours.logits(sequences), ours.hidden_states(sequences), strict=True)
     ):
         inside = slice(1, len(sequence) + 1)
         for found, theirs in ((logits, expected["logits"]), (hidden, expected["representations"][LAYERS])):

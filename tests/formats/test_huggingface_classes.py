@@ -24,11 +24,11 @@ from transformers import (
 )
 
 import bionemo
-from bionemo.analysis.contacts import predict_contacts
-from bionemo.analysis.variants import score_variants
 from bionemo.common.errors import UserError
 from bionemo.formats.convert import convert, open_model
 from bionemo.formats.huggingface.directory import HuggingFaceModel
+from bionemo.inference.contacts import predict_contacts
+from bionemo.inference.variants import score_variants
 from tests.inference.samples import go
 from tests.support.finetuning import written
 from tests.support.huggingface import check_same_logits, theirs

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, EsmForMaskedLM
 
 import bionemo
-from bionemo.analysis.contacts import predict_contacts
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.formats.convert import convert, open_model
 from bionemo.formats.huggingface.directory import HuggingFaceModel
+from bionemo.inference.contacts import predict_contacts
 from bionemo.models.language_model import load_model_class
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES

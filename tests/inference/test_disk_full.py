@@ -39,7 +39,7 @@ def results(directory: Path, outputs: list[str]) -> PredictionResults:
         }  # fmt: skip
         files.append(directory / part_files.NAME.format(number))
         part_files.write_part(files[-1], columns, "x")
-    return PredictionResults(files, Named(), outputs)  # type: ignore[arg-type]
+    return PredictionResults(files, Named(), outputs, {})  # type: ignore[arg-type]
 
 
 def with_largest_file(size: int, work: Callable[[], None]) -> str:

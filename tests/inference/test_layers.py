@@ -74,7 +74,7 @@ def test_layers_equal_those_of_transformers(build: Any, tmp_path: Path) -> None:
         inner = slice(ends, tokens.shape[1] - ends)
         for layer in range(LAYERS + 1):
             hidden = expected.hidden_states[layer][0, inner].numpy()
-            close(model.hiddens(ids, layer)[number], hidden)
+            close(model.hidden_states(ids, layer)[number], hidden)
             close(model.embed(ids, layer=layer)[number], hidden.mean(0))
             if ends:
                 close(model.embed(ids, "begin", layer)[number], expected.hidden_states[layer][0, 0].numpy())
@@ -91,7 +91,7 @@ def test_the_encoder_of_an_encoder_decoder(tmp_path: Path) -> None:
     train(config(tmp_path, "trainer.max_steps=1", model="prott5nv"))
     model = bionemo.load(last_checkpoint(tmp_path), "cpu")
     last = len(model.network.blocks()[0].layers)
-    assert np.array_equal(model.hiddens(SEQUENCES, last)[1], model.hiddens(SEQUENCES)[1])
+    assert np.array_equal(model.hidden_states(SEQUENCES, last)[1], model.hidden_states(SEQUENCES)[1])
     maps = model.attentions(SEQUENCES, 1)
     assert [each.shape[1:] for each in maps] == [(len(each),) * 2 for each in SEQUENCES]
 
@@ -104,7 +104,7 @@ def test_files(model: Path, fasta: Path, tmp_path: Path) -> None:
     texts = [each[:94] for each in sequences()]
     assert np.array_equal(found["embeddings_1"], loaded.embed(texts, layer=1))
     assert np.array_equal(found["begin_2"], loaded.embed(texts, "begin", 2))
-    assert np.array_equal(found["hiddens_0"], np.concatenate(loaded.hiddens(texts, 0)))
+    assert np.array_equal(found["hiddens_0"], np.concatenate(loaded.hidden_states(texts, 0)))
     with h5py.File(tmp_path / "x.h5") as file:
         assert np.array_equal(file["hiddens_0"], found["hiddens_0"])
         assert file["hiddens_0"].attrs["description"] == "[all tokens, D], hidden states; of layer 0"

@@ -94,7 +94,7 @@ def test_long_sequences(
     assert found["tokens"].tolist() == list(LENGTHS)
     pieces = [texts[8][:67], texts[8][67:134], texts[8][134:]]  # 200 residues in three windows
     rows = slice(*found["offsets"][8:10])
-    assert np.array_equal(found["hiddens"][rows], np.concatenate(ours.hiddens(pieces)))
+    assert np.array_equal(found["hiddens"][rows], np.concatenate(ours.hidden_states(pieces)))
     np.testing.assert_allclose(found["embeddings"][8], found["hiddens"][rows].mean(0), rtol=1e-4, atol=1e-6)
     assert np.array_equal(found["begin"][8], ours.embed(pieces[:1], "begin")[0])
     surprise = np.log(ours.pseudo_perplexity(pieces)) @ np.array([67, 67, 66]) / 200

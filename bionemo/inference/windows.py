@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.inference.batching import Ids, add_special_tokens
-from bionemo.inference.model import TrainedModel
-from bionemo.inference.outputs import Floats
+from bionemo.inference.outputs import Floats, InferenceModel
 from bionemo.inference.progress import Advance, no_progress
 from bionemo.models.encoder import MaskedLanguageModel
 
@@ -79,7 +78,7 @@ def _weights(size: int) -> NDArray[np.float64]:
 
 
 def predict_residues(
-    model: TrainedModel, ids: Ids, residues: NDArray[np.integer[Any]], masked: bool, kind: WindowType,
+    model: InferenceModel, ids: Ids, residues: NDArray[np.integer[Any]], masked: bool, kind: WindowType,
     advance: Advance = no_progress,
 ) -> Floats:  # fmt: skip
     """Compute a masked language model's predictions of some residues, in windows if the protein exceeds the model.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from bionemo.common.errors import UserError
 from bionemo.inference.batching import Ids, max_tokens, tokenize, too_long_error
-from bionemo.inference.model import TrainedModel
+from bionemo.inference.outputs import InferenceModel
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.tokenizers import Alphabet
 from bionemo.tokenizers.residues import trim
@@ -19,7 +19,7 @@ class Protein(NamedTuple):
     alphabet: Alphabet
 
 
-def masked_network(model: TrainedModel) -> MaskedLanguageModel:
+def masked_network(model: InferenceModel) -> MaskedLanguageModel:
     """Return the network of a masked language model.
 
     Raises:
@@ -27,12 +27,12 @@ def masked_network(model: TrainedModel) -> MaskedLanguageModel:
     """
     if not isinstance(model.network, MaskedLanguageModel):
         kind = type(model.network).__name__
-        raise UserError(f"{model.path} is a {kind}, not a masked language model: use ESM1nv, ESM1b or ESM2nv")
+        raise UserError(f"{model.path} is a {kind}, not a masked language model: use ESM1nv, ESM1b, ESM2nv or ESMC")
     return model.network
 
 
 def tokenize_protein(
-    model: TrainedModel, sequence: str, name: str = "the sequence", any_length: bool = False
+    model: InferenceModel, sequence: str, name: str = "the sequence", any_length: bool = False
 ) -> Protein:
     """Tokenize a protein, without white space and `*` at its end; `name` is its name in error messages.
 

@@ -12,13 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.analysis.protein import Protein, tokenize_protein
-from bionemo.analysis.windows import WindowType, predict_residues
 from bionemo.common.errors import UserError
 from bionemo.inference.batching import Ids
-from bionemo.inference.model import TrainedModel
-from bionemo.inference.outputs import Floats
+from bionemo.inference.outputs import Floats, InferenceModel
 from bionemo.inference.progress import Advance, no_progress
+from bionemo.inference.protein import Protein, tokenize_protein
+from bionemo.inference.windows import WindowType, predict_residues
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 MARGINALS = ("masked-marginal", "wild-type-marginal")
@@ -39,7 +38,7 @@ class Mutation(NamedTuple):
 
 
 def score_variants(
-    model: TrainedModel, sequence: str, variants: Sequence[str], method: str = "masked-marginal", offset: int = 0,
+    model: InferenceModel, sequence: str, variants: Sequence[str], method: str = "masked-marginal", offset: int = 0,
     names: Sequence[str] | None = None, advance: Advance = no_progress, window: WindowType | None = None,
 ) -> Floats:  # fmt: skip
     """Score variants, in nats; a variant above 0 is likelier than the wild type.
@@ -90,7 +89,7 @@ def count_residues(sequence: str, mutations: Sequence[Sequence[Mutation]], metho
 
 
 def scan(
-    model: TrainedModel, sequence: str, method: str = "masked-marginal", advance: Advance = no_progress,
+    model: InferenceModel, sequence: str, method: str = "masked-marginal", advance: Advance = no_progress,
     window: WindowType | None = None,
 ) -> Floats:  # fmt: skip
     """Score every substitution at every position, [n, 20] fp32, in the order of AMINO_ACIDS; 0 for the wild type.
@@ -161,7 +160,7 @@ def _mutation_tokens(
 
 
 def _log_probabilities(
-    model: TrainedModel, protein: Protein, indices: NDArray[np.int64], method: str, window: WindowType | None,
+    model: InferenceModel, protein: Protein, indices: NDArray[np.int64], method: str, window: WindowType | None,
     advance: Advance,
 ) -> Floats:  # fmt: skip
     """Return log-probabilities at some residues, [k, V]."""
@@ -171,7 +170,7 @@ def _log_probabilities(
 
 
 def _pseudo_likelihoods(
-    model: TrainedModel, protein: Protein, variants: int, number: NDArray[np.int64], index: NDArray[np.int64],
+    model: InferenceModel, protein: Protein, variants: int, number: NDArray[np.int64], index: NDArray[np.int64],
     mutant: NDArray[np.int64], window: WindowType | None, advance: Advance,
 ) -> Floats:  # fmt: skip
     """Return pseudo-log-likelihoods relative to the wild type; `number` are the variants of the mutations."""

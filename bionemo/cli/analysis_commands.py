@@ -224,9 +224,7 @@ def run_label(options: Namespace) -> None:
                 labels = predict_labels(model, trained, tokens[batch])
                 rows += [[name, *label] for name, label in zip(ids[batch], labels, strict=True)]
                 advance(len(labels))
-        columns = ["id", "prediction", "probability"]
-        used = 3 if any(row[2] for row in rows) else 2
-        files.write_table(file, columns[:used], [row[:used] for row in rows])
+        files.write_table(file, ["id", *trained.columns], rows)
         write_provenance(
             options.output, _provenance(options, model, sum(length > max_tokens(model.network) for length in lengths))
         )

@@ -148,7 +148,7 @@ def _parser() -> ArgumentParser:
     add("model", type=model_word, metavar="MODEL", help=HELP)
     add(
         "--suite", required=True, choices=["proteingym", "flip", "contacts", "loss", "moleculenet"],
-        help="proteingym: effects of substitutions; flip: labelled proteins; contacts: contacts between residues of "
+        help="proteingym: effects of mutations; flip: labelled proteins; contacts: contacts between residues of "
         "structures; loss: loss on held-out proteins; moleculenet: labelled molecules",
     )  # fmt: skip
     add("--data", type=Path, required=True, help="directory or file with the data of the suite")

@@ -41,7 +41,8 @@ _SPEC = CommandSpec(
     model_key="model.restore_encoder_path",
     keys="""\
   data=FILE                 table of sequences and labels; its columns are found, unless these keys name them:
-  model.data.sequence_column=NAME, model.data.target_column=NAME (the labels; -m and A,B: one run for each)
+  model.data.sequence_column=NAME, model.data.target_column=NAME (the labels; A,B: a head with an output for
+                            each; -m and A,B: one run for each)
   model.data.split=HOW      auto (by a column of the table, else at random), random, scaffold (of molecules), or
                             similarity (of proteins: related ones, by min_seq_id and coverage, are in one split)
 """,
@@ -135,7 +136,7 @@ def _check(config: DownstreamModelConfig) -> None:
     if config.data.wild_type is not None:
         if not config.encoder_frozen:
             raise UserError("model.data.wild_type: the encoder must be frozen: set model.encoder_frozen=True")
-        if config.data.task_type == "token-level-classification":
+        if config.data.task_type.startswith("token-level"):
             raise UserError("model.data.wild_type: variants need a label for each sequence, not for each residue")
     if config.peft.enabled and config.freeze_layers:
         raise UserError("model.freeze_layers: model.peft.enabled=True freezes all layers: remove one of the two")

@@ -18,6 +18,7 @@ from bionemo.data.table import (
     parse_number,
     read_table,
     single_column,
+    split_labels,
 )
 from bionemo.finetuning.splits import LETTERS, find_sequences, split_columns
 
@@ -65,20 +66,23 @@ def replace_table_arguments(arguments: Sequence[str]) -> tuple[list[str], str | 
         return list(arguments), None
     path = Path(given["data"]).expanduser()
     overrides, found = detect(read_table(path / "train" / "x000.csv" if path.is_dir() else path), given)
-    rest = [argument for argument in arguments if argument.lstrip("+").split("=")[0] != "data"]
+    names = _given(given, _TARGET_KEY)
+    replaced = ("data", _TARGET_KEY) if names[1:] else ("data",)
+    rest = [argument for argument in arguments if argument.lstrip("+").split("=")[0] not in replaced]
     new = (
         [] if any(argument.startswith(("--config-name", "-cn")) for argument in rest) else [f"--config-name={CONFIG}"]
     )
     overrides |= {
-        "model.data.task_name": re.sub(r"\W+", "_", "_".join(filter(None, (path.stem, _given(given, _TARGET_KEY))))),
+        "model.data.task_name": re.sub(r"\W+", "_", "_".join((path.stem, *([] if names[1:] else names)))),
         "model.data.dataset_path": str(path.absolute()),
     }
-    new += (f"{key}={_quote(value)}" for key, value in overrides.items() if key not in given)
+    known = given.keys() - {*replaced}
+    new += (f"{key}={_quote(value)}" for key, value in overrides.items() if key not in known)
     return [*new, *rest], f"{path}: {found}"
 
 
-def detect(table: Table, given: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Find the columns and the type of the labels.
+def detect(table: Table, given: Mapping[str, str]) -> tuple[dict[str, str | list[str]], str]:
+    """Find the columns and the type of the labels; several columns are a list.
 
     Args:
         table: the table; of a data set in several files, the first one of the training split.
@@ -96,19 +100,25 @@ def detect(table: Table, given: Mapping[str, str]) -> tuple[dict[str, str], str]
         column = table.columns[0][:40]
         raise UserError(f"{table.path} has a single column {column!r}: separate columns by commas, semicolons or tabs")
     columns = f"{table.path} has the columns {', '.join(map(repr, table.columns))}"
-    sequence = _given(given, _SEQUENCE_KEY) or find_sequences(table)
+    sequence = single_column(_SEQUENCE_KEY, _given(given, _SEQUENCE_KEY)) or find_sequences(table)
     if sequence is None:
         raise UserError(f"{columns}: set {_SEQUENCE_KEY} to the column of the sequences")
-    target = _given(given, _TARGET_KEY) or _find_target(table, sequence)
-    if target is None:
+    target, *more = _given(given, _TARGET_KEY) or [_find_target(table, sequence) or ""]
+    if not target:
         raise UserError(f"{columns}: set {_TARGET_KEY} to the column of the labels")
-    sequences, labels = (table.column(name, "correct it") for name in (sequence, target))
+    sequences, labels, *others = (table.column(name, "correct it") for name in (sequence, target, *more))
     if re.fullmatch(LETTERS, sequence) and (parse_number(target) is not None or target in labels):
         shown = f"{sequence[:30]!r} and {target[:30]!r} in its first line"
         raise UserError(f"{table.path} has a record with {shown}: add a line with titles, as in sequence,label")
-    task_type = given.get(_TYPE_KEY) or find_task_type(sequences, labels, table.locations)
-    found = {_SEQUENCE_KEY: sequence, _TARGET_KEY: target, _TYPE_KEY: task_type}
-    description = f"sequences in column {sequence!r}, labels in column {target!r}: {task_type}"
+    for name, cells in zip((target, *more), (labels, *others), strict=True):
+        if all(map(is_missing, cells)):
+            raise UserError(f"{table.path}: all labels of column {name!r} are missing: set {_TARGET_KEY}")
+    if (task_type := given.get(_TYPE_KEY)) is None:
+        types = {find_task_type(sequences, cells, table.locations) for cells in (labels, *others)}
+        task_type = types.pop() if not more else "regression" if "regression" in types else "multi-label"
+    found = {_SEQUENCE_KEY: sequence, _TARGET_KEY: [target, *more] if more else target, _TYPE_KEY: task_type}
+    names = ", ".join(map(repr, (target, *more)))
+    description = f"sequences in column {sequence!r}, labels in column{'s' if more else ''} {names}: {task_type}"
     if task_type == "classification":
         counts = Counter(label.strip() for label in labels if not is_missing(label)).most_common()
         shown = ", ".join(f"{count:,} {label[:30]!r}" for label, count in counts[:_MAX_CLASSES])
@@ -120,7 +130,8 @@ def find_task_type(sequences: Sequence[str], labels: Sequence[str], locations: S
     """Return the type of a task from all of its labels except missing ones.
 
     Whole numbers with at most _MAX_CLASSES different values are classes, other numbers a regression. Labels as long as
-    their sequences are classes of residues, other texts classes of sequences.
+    their sequences are classes of residues, as many numbers as residues their numbers, and other texts classes of
+    sequences, or several labels if semicolons, or identifiers such as GO:0005524, are separated.
 
     Args:
         sequences: N sequences.
@@ -128,15 +139,15 @@ def find_task_type(sequences: Sequence[str], labels: Sequence[str], locations: S
         locations: file and line of each label, for messages.
 
     Raises:
-        UserError: if there are no labels, or if a label is not a number but most different ones are.
+        UserError: if a label is not a number but most different ones are.
     """
     found = [
         (text, align_labels(label, len(text)), location)
         for text, label, location in zip(map(_residues, sequences), labels, locations, strict=True)
         if not is_missing(label)
     ]
-    if not found:
-        raise UserError(f"{locations[0].rpartition(':')[0]}: all labels are missing: set {_TARGET_KEY}")
+    if 2 * sum(_are_residue_numbers(text, label) for text, label, _ in found) > len(found):
+        return "token-level-regression"
     numbers = {label: parse_number(label) for _, label, _ in found}
     values = {number for number in numbers.values() if number is not None}
     texts = {label for label, number in numbers.items() if number is None}
@@ -152,7 +163,18 @@ def find_task_type(sequences: Sequence[str], labels: Sequence[str], locations: S
             f"{location}: the label {label[:30]!r} is not a number with a decimal point, as most others are: "
             f"correct it, leave the cell empty, or set {_TYPE_KEY}=classification"
         )
-    return "token-level-classification" if _are_residue_labels(found) else "classification"
+    if _are_residue_labels(found):
+        return "token-level-classification"
+    items = [split_labels(text) for text in texts]
+    are_identifiers = all(any(map(str.isdigit, item)) for each in items for item in each)
+    is_set = any(";" in text for text in texts) or (are_identifiers and max(map(len, items)) > 1)
+    return "multi-label" if is_set else "classification"
+
+
+def _are_residue_numbers(sequence: str, label: str) -> bool:
+    """Return whether a cell has a number, or a missing value, for each residue."""
+    items = split_labels(label)
+    return len(items) == len(sequence) > 1 and all(is_missing(x) or parse_number(x) is not None for x in items)
 
 
 def _residues(sequence: str) -> str:
@@ -193,17 +215,15 @@ def _find_target(table: Table, sequence: str) -> str | None:
     return None
 
 
-def _given(given: Mapping[str, str], key: str) -> str:
-    """Return the only column in a value of the command line, without quotes and brackets; "" if it is not given.
-
-    Raises:
-        UserError: if there are several columns.
-    """
+def _given(given: Mapping[str, str], key: str) -> list[str]:
+    """Return the columns in a value of the command line, `A`, `A,B`, `[A,B]` or `'A, with a comma'`."""
     text = given.get(key, "")
-    names = text.strip("[]").split(",") if text.startswith("[") else [text]
-    return single_column(key, [name.strip(" '\"") for name in names]) or ""
+    names = [text] if text.startswith(("'", '"')) else text.strip("[]").split(",")
+    return [name.strip(" '\"") for name in names if name]
 
 
-def _quote(value: str) -> str:
+def _quote(value: str | list[str]) -> str:
     """Quote a value for Hydra."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_quote, value))}]"
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

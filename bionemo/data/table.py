@@ -23,6 +23,7 @@ _MISSING = frozenset((
     "", "nan", "-nan", "1.#qnan", "-1.#qnan", "1.#ind", "-1.#ind", "na", "n/a", "#n/a", "#n/a n/a", "#na", "<na>",
     "none", "null", "(null)", "[null]", "\\n",
 ))  # fmt: skip
+_PUNCTUATION = str.maketrans("[](),;", "      ")
 # Sodium, and the class of samples without a property: no program writes missing values in this way.
 _NOT_MISSING = ("Na", "none")
 
@@ -68,6 +69,11 @@ def single_column(key: str, value: str | list[str] | None) -> str | None:
     return names[0] if names else None
 
 
+def split_labels(cell: str) -> list[str]:
+    """Return the items of a cell such as `0.1 0.2`, `[0.1, 0.2]` or `a;b`."""
+    return cell.translate(_PUNCTUATION).split()
+
+
 class Table(NamedTuple):
     """A file with one text per cell."""
 
@@ -94,9 +100,10 @@ class Table(NamedTuple):
 
 
 def read_table(path: Path) -> Table:
-    """Read a .tsv or CSV file with a header. Lines without any text are skipped, and there may be no rows.
+    """Read a .tsv or CSV file with a header, a parquet file, or JSON with an object on each line.
 
-    For the separator of the columns see `find_separator`.
+    There may be no rows. Lines without any text are skipped. For the separator of the columns see `find_separator`. A
+    list in a parquet or JSON file becomes its items, separated by blanks.
 
     Raises:
         UserError: if the file cannot be read, or the header and a row have different numbers of columns.
@@ -104,11 +111,41 @@ def read_table(path: Path) -> Table:
     try:
         require_regular(path)
         refuse_compressed(path)
+        if path.suffix.lower() in (".parquet", ".json", ".jsonl"):
+            return _read_records(path)
         separator = find_separator(path)
         with path.open("rb") as file:
             return parse_table(file, path, separator)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
+
+
+def _read_records(path: Path) -> Table:
+    """Read a parquet file, or JSON with an object on each line.
+
+    Raises:
+        UserError: if the file holds something else.
+        OSError: if it cannot be read.
+    """
+    from pyarrow import json, parquet
+
+    try:
+        table = parquet.read_table(path) if path.suffix.lower() == ".parquet" else json.read_json(path)
+    except ValueError as error:
+        raise UserError(
+            f"{path} cannot be read ({shorten(str(error), 200)}): give parquet, or JSON with an object on each line"
+        ) from error
+    rows = [[_text(value) for value in row.values()] for row in table.to_pylist()]
+    return Table(path, table.column_names, rows, [f"{path}:{number}" for number in range(1, len(rows) + 1)])
+
+
+def _text(value: object) -> str:
+    """Return the text of a value; a list becomes its items, separated by blanks."""
+    return (
+        " ".join(_text(each) or "nan" for each in value)
+        if isinstance(value, list)
+        else str("" if value is None else value)
+    )
 
 
 def find_separator(path: Path) -> str:

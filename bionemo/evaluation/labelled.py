@@ -28,8 +28,9 @@ from bionemo.evaluation.html import format_mean
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult
 from bionemo.finetuning.features import Features, compute_features
 from bionemo.finetuning.heads import head_factory
+from bionemo.finetuning.labels import Split
 from bionemo.finetuning.linear_probe import evaluate, probe_config, train_head
-from bionemo.finetuning.task_data import Split, read_splits
+from bionemo.finetuning.task_data import read_splits
 from bionemo.inference.batching import BatchLimits
 from bionemo.inference.model import TrainedModel
 from bionemo.tokenizers import Alphabet, SmilesTokenizer

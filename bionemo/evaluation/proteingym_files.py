@@ -21,11 +21,10 @@ from bionemo.data.table import Table, is_missing, read_table
 from bionemo.evaluation.tasks import Problems, is_file_name
 from bionemo.inference.variants import Mutation, index_of, parse_mutations
 
-# Paths below the folder of the data: as downloaded, and in a copy of ProteinGym's repository.
-REFERENCE = ("DMS_substitutions.csv", "reference_files/DMS_substitutions.csv")
+SETS = "DMS_substitutions", "DMS_indels", "clinical_substitutions", "clinical_indels"  # names of the reference files
 _LEVEL = "DMS_substitutions_Spearman_DMS_level.csv"
 PUBLISHED = (_LEVEL, "Spearman_per_assay.csv", f"benchmarks/DMS_zero_shot/substitutions/Spearman/{_LEVEL}")
-ASSAYS = "DMS_ProteinGym_substitutions"  # folder of the assay files in the distributed archive
+_BENIGN = {"Benign": 1.0, "0": 1.0, "Pathogenic": 0.0, "1": 0.0}  # labels of clinical variants; higher is fitter
 _BOOTSTRAP = 10_000  # resampled benchmarks
 _PUBLISHED_COLUMNS = {"DMS ID", "Number of Mutants", "Selection Type", "UniProt ID", "MSA_Neff_L_category", "Taxon"}
 
@@ -41,6 +40,7 @@ class Assay:
     sequence: str  # wild type
     selection: str  # Activity, Binding, Expression, OrganismalFitness or Stability
     depth: str  # of the multiple sequence alignment: low, medium or high
+    kind: str = SETS[0]
 
 
 class Averages(NamedTuple):
@@ -59,7 +59,9 @@ def find_file(folder: Path, names: Iterable[str]) -> Path | None:
 
 
 def read_reference(path: Path) -> list[Assay]:
-    """Read the reference file.
+    """Read the reference file of one of SETS, which is its name.
+
+    Clinical proteins have no UniProt id, taxon, selection type or depth; each counts as an id of one selection type.
 
     Raises:
         UserError: if it cannot be read, a column is missing, an assay is listed twice, or a name is not a file name.
@@ -67,8 +69,11 @@ def read_reference(path: Path) -> list[Assay]:
     columns = (
         "DMS_id", "DMS_filename", "UniProt_ID", "taxon", "target_seq", "coarse_selection_type", "MSA_Neff_L_category",
     )  # fmt: skip
+    is_clinical = path.stem.startswith("clinical")
     table = read_table(path)
-    rows = _columns(table, columns)
+    rows = _columns(table, ("DMS_id", "DMS_filename", "target_seq") if is_clinical else columns)
+    if is_clinical:
+        rows = [(name, file, name, "", sequence, path.stem, "") for name, file, sequence in rows]
     for row, location in zip(rows, table.locations, strict=True):
         for name in row[:2]:
             if not is_file_name(name):
@@ -76,7 +81,8 @@ def read_reference(path: Path) -> list[Assay]:
     names = [row[0] for row in rows]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{path} lists {twice[0]} twice: remove one of the two")
-    return [replace(Assay(*row), depth=row[-1].capitalize()) for row in rows]
+    kind = path.stem if path.stem in SETS else SETS[0]
+    return [replace(Assay(*row), depth=row[-1].capitalize(), kind=kind) for row in rows]
 
 
 def read_published(path: Path) -> tuple[list[Assay], dict[str, dict[str, float]]]:
@@ -104,7 +110,7 @@ def _columns(table: Table, names: Iterable[str]) -> list[tuple[str, ...]]:
 class Variants(NamedTuple):
     """Measured variants of an assay, N of them."""
 
-    names: list[str]
+    names: list[str]  # with indels, the whole sequences
     mutations: list[list[Mutation]]
     locations: list[str]  # file and line, for messages
     measured: NDArray[np.float64]  # [N]
@@ -112,37 +118,47 @@ class Variants(NamedTuple):
     missing: int  # number of rows without a measurement
 
 
-def read_assay(path: Path, sequence: str, problems: Problems) -> Variants:
+def read_assay(path: Path, sequence: str, problems: Problems, kind: str = SETS[0]) -> Variants:
     """Read the variants of an assay file; rows without a measurement are counted and left out.
 
     Args:
         path: CSV file with the columns `mutant`, `DMS_score`, `DMS_score_bin` and, optionally, `mutated_sequence`.
+            Files with indels have no `mutant`, clinical ones `DMS_bin_score` (Benign or Pathogenic, or 0 or 1), which
+            is measured as 1 or 0.
         sequence: wild type.
         problems: receives each row that contradicts the wild type or another row.
+        kind: one of SETS.
 
     Raises:
         UserError: if the file cannot be read, or a column is missing.
     """
     table = read_table(path)
     advice = "use the file as ProteinGym distributes it"
-    names, bins = table.column("mutant", advice), table.column("DMS_score_bin", advice)
-    measured = parse_scores(table, table.column("DMS_score", advice), "correct it, or leave the cell empty")
+    is_indel, is_clinical = kind.endswith("indels"), kind.startswith("clinical")
+    names = table.column("mutated_sequence" if is_indel else "mutant", advice)
+    bins = table.column("DMS_bin_score" if "DMS_bin_score" in table.columns else "DMS_score_bin", advice)
+    if is_clinical:
+        bins = ["" if is_missing(cell) else str(_BENIGN.get(cell.strip().removesuffix(".0"), cell)) for cell in bins]
+    cells = bins if is_clinical else table.column("DMS_score", advice)
+    remedy = "set it to Benign or Pathogenic" if is_clinical else "correct it"
+    measured = parse_scores(table, cells, f"{remedy}, or leave the cell empty")
     mutated = table.column("mutated_sequence", "") if "mutated_sequence" in table.columns else [""] * len(names)
     kept: list[int] = []
     parsed: list[list[Mutation]] = []
-    first_row: dict[tuple[Mutation, ...], int] = {}
+    first_row: dict[Any, int] = {}
     for row, (name, location) in enumerate(zip(names, table.locations, strict=True)):
         if math.isnan(measured[row]):
             continue
         with problems.collect():
-            mutations = parse_mutations(name, location)
-            _check_variant(sequence, mutations, mutated[row], location)
+            mutations = [] if is_indel else parse_mutations(name, location)
+            if not is_indel:
+                _check_variant(sequence, mutations, mutated[row], location)
             if is_missing(bins[row]):
                 raise UserError(f"{location}: {name} has a DMS_score, but no DMS_score_bin: fill in both or none")
-            earlier = first_row.setdefault(tuple(sorted(mutations)), row)
+            earlier = first_row.setdefault(name if is_indel else tuple(sorted(mutations)), row)
             if measured[earlier] != measured[row]:
                 raise UserError(
-                    f"{location}: {name} has the score {measured[row]:g}, but {measured[earlier]:g} at "
+                    f"{location}: {name[:40]} has the score {measured[row]:g}, but {measured[earlier]:g} at "
                     f"{table.locations[earlier]}: remove one of the two"
                 )
             if earlier == row:
@@ -210,4 +226,8 @@ def _means(assays: Iterable[Assay], values: Mapping[str, float], key: Any) -> di
     groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for assay in assays:
         groups[key(assay)][assay.uniprot].append(values[assay.name])
-    return {category: np.array([np.mean(group) for group in ids.values()]) for category, ids in sorted(groups.items())}
+    return {
+        category: np.array([np.mean(group) for group in ids.values()])
+        for category, ids in sorted(groups.items())
+        if category
+    }

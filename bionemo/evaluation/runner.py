@@ -19,7 +19,7 @@ from bionemo.inference.model import TrainedModel
 from bionemo.inference.processes import PartedWork
 from bionemo.inference.progress import Advance
 
-_FORMAT = 4  # increase it when a code change alters results
+_FORMAT = 5  # increase it when a code change alters results
 _MAX_RESULT = 1 << 24  # bytes
 
 

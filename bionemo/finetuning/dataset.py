@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bionemo.common.random_stream import purpose_key, sample_keys
+from bionemo.config.schema.data import TaskType
 from bionemo.data.batch import PackedBatch
 from bionemo.data.dataset import MaxLengths, TokenizedBatch, concatenate_sequences
 from bionemo.data.files import SplitName
 from bionemo.finetuning.features import tokenize_split
-from bionemo.finetuning.task_data import Split, TaskType, describe_truncation
+from bionemo.finetuning.labels import Split, is_labelled
+from bionemo.finetuning.task_data import describe_truncation
 from bionemo.inference.batching import Ids
 from bionemo.models.language_model import LanguageModel
 
@@ -31,9 +33,9 @@ class LabelledDataset:
     """
 
     ids: Sequence[Ids]  # token ids of N sequences, with begin and end tokens if the model has them
-    # Labelled positions of each sequence; the first token for a label of the whole sequence.
+    # Labelled positions of each sequence; for each label of the whole sequence, its first token.
     target_positions: list[NDArray[np.int64]]
-    target_ids: list[NDArray[np.int64]]  # int64 targets at these positions
+    target_ids: list[NDArray[np.integer[Any]]]  # targets at these positions
     max_length: int  # maximum number of tokens of a sequence
     seed: int  # seed of dropout
     notes: tuple[str, ...] = ()
@@ -83,6 +85,7 @@ class LabelledData:
     splits: Mapping[str, Split]
     task_type: TaskType
     model: type[LanguageModel]
+    outputs: int = 1  # of the head
 
     def open(self, config: Any, vocabulary: Any, name: SplitName) -> LabelledDataset:
         """Tokenize a split; see `DatasetFactory`. Errors as in `tokenize_split`."""
@@ -92,9 +95,14 @@ class LabelledData:
         begin, end = ([vocabulary.bos_id], [vocabulary.eos_id]) if has_bos_eos else ([], [])
         ids = [np.concatenate([begin, tokens[:max_length], end]).astype(np.int32) for tokens in sequences]
         target_positions, target_ids = [], []
-        for target, labelled in zip(split.targets, split.labelled_positions(max_length), strict=True):
-            target_positions.append(labelled + (has_bos_eos if target.ndim else 0))
-            target_ids.append(target[labelled] if target.ndim else _target_bits(target))
+        for target in split.targets:
+            if self.task_type.startswith("token-level"):
+                labelled = np.flatnonzero(is_labelled(target[:max_length]))
+                values, positions = target[labelled], labelled + has_bos_eos
+            else:  # a view, because there may be thousands of labels
+                values, positions = target.reshape(-1), np.broadcast_to(np.int64(0), target.size)
+            target_positions.append(positions)
+            target_ids.append(values.view(np.uint32) if values.dtype == np.float32 else values)
         cut = sum(len(tokens) > max_length for tokens in sequences)
         note = describe_truncation(name, cut, len(sequences), max_length)
         seed = getattr(config.data, name).seed
@@ -105,19 +113,20 @@ class LabelledData:
     def reference_losses(
         self, train: LabelledDataset, val: LabelledDataset, batches: Iterable[PackedBatch]
     ) -> dict[str, float]:
-        """Return the loss of a prediction that ignores the sequences: class frequencies, or the mean."""
-        known, targets = (torch.from_numpy(np.concatenate(dataset.target_ids)) for dataset in (train, val))
-        if self.task_type == "regression":
-            errors = bits_to_numbers(targets) - bits_to_numbers(known).mean()
-            return {"the mean alone": float(errors.square().mean())}
-        counts = torch.bincount(known, minlength=int(targets.max()) + 1).double()
-        return {"label frequencies alone": float(-(counts / counts.sum()).log()[targets].mean())}
+        """Return the loss of a prediction that ignores the sequences: class frequencies, or the mean.
 
-
-def _target_bits(target: np.ndarray) -> NDArray[np.int64]:
-    """Return a class as its number, a number as its bits, [1]."""
-    found: NDArray[np.int64] = (target.view(np.uint32) if target.dtype == np.float32 else target).astype(np.int64)
-    return found[None]
+        {} for several labels or targets.
+        """
+        known, targets = (
+            get_targets(
+                torch.from_numpy(np.concatenate(each.target_ids).astype(np.int64)), self.task_type, self.outputs
+            )
+            for each in (train, val)
+        )
+        if "classification" in self.task_type:
+            counts = torch.bincount(known, minlength=int(targets.max()) + 1).double()
+            return {"label frequencies alone": float(-(counts / counts.sum()).log()[targets].mean())}
+        return {"the mean alone": float((targets - known.mean()).square().mean())} if self.outputs == 1 else {}
 
 
 def bits_to_numbers(target_ids: Tensor) -> Tensor:
@@ -125,6 +134,7 @@ def bits_to_numbers(target_ids: Tensor) -> Tensor:
     return target_ids.to(torch.int32).view(torch.float32)
 
 
-def get_targets(batch: PackedBatch, task_type: TaskType) -> Tensor:
-    """Return the targets of a batch, [R]: int64 classes or fp32 numbers."""
-    return bits_to_numbers(batch.target_ids) if task_type == "regression" else batch.target_ids
+def get_targets(target_ids: Tensor, task_type: TaskType, outputs: int) -> Tensor:
+    """Return the targets of a batch: [R] of classes or residues, else [R, C] with C outputs of a head."""
+    targets = bits_to_numbers(target_ids) if "regression" in task_type else target_ids
+    return targets.reshape(-1, outputs) if task_type in ("regression", "multi-label") else targets

@@ -13,8 +13,9 @@ from numpy.lib import format as npy
 
 from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
+from bionemo.config.schema.data import TaskType
 from bionemo.data.letters import note_letters
-from bionemo.finetuning.task_data import IGNORED, Split, TaskType
+from bionemo.finetuning.labels import Split, is_labelled
 from bionemo.finetuning.variants import compute_variant_vectors
 from bionemo.inference.batching import BatchLimits, Ids, max_tokens, tokenize
 from bionemo.inference.model import TrainedModel
@@ -27,7 +28,7 @@ class Features:
     """Vectors and targets."""
 
     vectors: np.ndarray  # [rows, D] fp32 (variants: [rows, L + D]), a row for each sequence, or for each token
-    targets: np.ndarray  # [rows] int64 classes, or fp32 numbers
+    targets: np.ndarray  # [rows] int64 classes or fp32 numbers, or [rows, C] several of a sequence; see `is_labelled`
     lengths: np.ndarray  # [N] int64, number of rows of each sequence
 
     def __len__(self) -> int:
@@ -42,8 +43,8 @@ class Features:
         return first + offset
 
     def count_labels(self) -> int:
-        """Return the number of rows with a label."""
-        return int((self.targets != IGNORED).sum()) if self.targets.dtype == np.int64 else len(self.targets)
+        """Return the number of labels."""
+        return int(is_labelled(self.targets).sum())
 
 
 def tokenize_split(split: Split, task_type: TaskType, vocabulary: Vocabulary) -> list[Ids]:
@@ -55,7 +56,7 @@ def tokenize_split(split: Split, task_type: TaskType, vocabulary: Vocabulary) ->
     named = list(zip(split.texts, split.locations, strict=True))
     found = [tokenize(vocabulary, text, f"{location}: the sequence") for text, location in named]
     note_letters(vocabulary, named)
-    if task_type == "token-level-classification":
+    if task_type.startswith("token-level"):
         for target, location, ids in zip(split.targets, split.locations, found, strict=True):
             if len(target) != len(ids):
                 raise UserError(f"{location}: the sequence has {len(target):,} labels and {len(ids):,} tokens")
@@ -78,7 +79,7 @@ def compute_features(
         UserError: see `tokenize_split` and `compute_variant_vectors`.
         OSError: if the file cannot be written.
     """
-    per_token, max_length = task_type == "token-level-classification", max_tokens(model.network)
+    per_token, max_length = task_type.startswith("token-level"), max_tokens(model.network)
     whole = tokenize_split(split, task_type, model.network.vocabulary)
     sequences = [ids[:max_length] for ids in whole]
     lengths = np.array([len(ids) for ids in sequences] if per_token else [1] * len(sequences), np.int64)

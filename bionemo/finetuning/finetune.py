@@ -25,6 +25,7 @@ from bionemo.data.collate import Collator
 from bionemo.data.data_module import SequenceData
 from bionemo.finetuning.dataset import LabelledData, get_targets
 from bionemo.finetuning.heads import Head, head_factory
+from bionemo.finetuning.labels import class_name
 from bionemo.finetuning.load_head import check_encoder, read_trained_head
 from bionemo.finetuning.model import FineTunedModel, lora_ranks
 from bionemo.finetuning.results import (
@@ -36,7 +37,7 @@ from bionemo.finetuning.results import (
     run_fingerprint,
     write_results,
 )
-from bionemo.finetuning.task_data import TaskData, class_name, read_splits
+from bionemo.finetuning.task_data import TaskData, read_splits
 from bionemo.formats.convert import Model, open_model
 from bionemo.formats.hub import base_model, base_name
 from bionemo.formats.huggingface.adapter import MergedAdapter, write_adapter
@@ -72,7 +73,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
     task = read_splits(cfg.model.data, "model.data", names, vocabulary)
     splits, classes, notes, _ = task
     notify(*notes)
-    labelled = LabelledData(splits, cfg.model.data.task_type, model_class)
+    labelled = LabelledData(splits, cfg.model.data.task_type, model_class, max(len(classes), 1))
     weights = checksum_weights(iterate_weights(saved.weights))
     make_head = head_factory(cfg.model.downstream_task, cfg.model.data.task_type, model.hidden_size, len(classes))
     head_weights = _load_head_weights(cfg.model.restore_head_path, make_head, classes, path, weights)
@@ -287,12 +288,12 @@ def _iterate_batches(data: SequenceData, name: Any, count: int | None = None) ->
 
 @torch.no_grad()
 def predict(module: TrainingModule, data: SequenceData, name: Any) -> tuple[Tensor, Tensor]:
-    """Return the predictions [R, C] and the targets [R] of all labels of a split."""
+    """Return the predictions [R, C] and the targets, [R] or [R, C], of all labels of a split."""
     model: Any = module.model
     model.eval()
     predictions, targets = [], []
     for batch in (each.to(module.device) for each in _iterate_batches(data, name)):
         with module.precision.autocast(module.device):
             predictions.append(model(batch).float())
-        targets.append(get_targets(batch, model.task_type))
+        targets.append(get_targets(batch.target_ids, model.task_type, model.head.outputs))
     return torch.cat(predictions), torch.cat(targets)

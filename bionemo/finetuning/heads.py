@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prediction heads for downstream tasks, with the same architecture as in BioNeMo v1.
 
-Shapes: N sequences, M tokens of all of them, R rows (sequences or tokens), D hidden size, C classes, or 1 for a
-number. The random numbers of dropout are functions of a key for each sequence (megatron/dropout.py); without keys
+Shapes: N sequences, M tokens of all of them, R rows (sequences or tokens), D hidden size, C outputs: classes, labels
+or numbers. The random numbers of dropout are functions of a key for each sequence (megatron/dropout.py); without keys
 there is no dropout.
 """
 
@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bionemo.config.schema.data import TaskType
 from bionemo.config.schema.downstream import HeadConfig
-from bionemo.finetuning.task_data import TaskType
 from bionemo.megatron.dropout import TASK_HEAD, dropout, token_dropout_keys
 
 _RADIUS = 3  # residues on either side in a convolution
@@ -29,14 +29,16 @@ class Head(nn.Module):
 
     Attributes:
         per_token: rows are tokens, not sequences.
+        outputs: C.
         mean: [D] fp32, subtracted from the vectors; set by `fit_statistics`, not trained.
         scale: [D] fp32, then multiplied with the vectors.
     """
 
     per_token: bool
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, outputs: int) -> None:
         super().__init__()
+        self.outputs = outputs
         self.mean = nn.Parameter(torch.zeros(hidden_size), requires_grad=False)
         self.scale = nn.Parameter(torch.ones(hidden_size), requires_grad=False)
 
@@ -50,7 +52,7 @@ class Head(nn.Module):
 
         Args:
             vectors: [R, D], which may be larger than the memory.
-            targets: [R] fp32 numbers; classes are ignored.
+            targets: [R] or [R, C] fp32 numbers, NaN without a label; classes are ignored.
         """
         if not len(vectors):
             return
@@ -64,6 +66,12 @@ class Head(nn.Module):
         scale = 1 / np.maximum(deviation, floor) if floor else np.ones_like(deviation)
         self.mean.copy_(torch.from_numpy(mean + origin))
         self.scale.copy_(torch.from_numpy(scale))
+
+    @property
+    def loss_scale(self) -> Tensor | float:
+        """Return the unit of the squared errors of numbers: 1, or [C] so that several targets count alike."""
+        scale: Tensor | float = getattr(self, "target_scale", 1.0)
+        return scale if self.outputs > 1 else 1.0
 
     def standardize(self, vectors_RD: Tensor) -> Tensor:
         """Apply the statistics."""
@@ -89,7 +97,7 @@ class TokenHead(Head):
     per_token = True
 
     def __init__(self, hidden_size: int, classes: int, width: int = 32, dropout: float = 0.25) -> None:
-        super().__init__(hidden_size)
+        super().__init__(hidden_size, classes)
         self.first = nn.Conv1d(hidden_size, width, 2 * _RADIUS + 1, padding=_RADIUS)
         self.second = nn.Conv1d(width, classes, 2 * _RADIUS + 1, padding=_RADIUS)
         self.dropout = dropout
@@ -117,50 +125,58 @@ class SequenceHead(Head):
     """Layer norm, then D -> `sizes` -> C with ReLU and dropout in between.
 
     Attributes:
-        target_mean: scalar fp32, mean of the targets of a regression; set by `fit_statistics`, so that one learning
+        target_mean: [C] fp32, means of the targets of a regression; set by `fit_statistics`, so that one learning
             rate suits targets in all units.
-        target_scale: scalar fp32, their standard deviation.
+        target_scale: [C] fp32, their standard deviations.
     """
 
-    per_token = False
-
-    def __init__(self, hidden_size: int, outputs: int, sizes: tuple[int, ...] = (256,), dropout: float = 0.1) -> None:
-        super().__init__(hidden_size)
+    def __init__(
+        self, hidden_size: int, outputs: int, sizes: tuple[int, ...] = (256,), dropout: float = 0.1,
+        per_token: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(hidden_size, outputs)
+        self.per_token = per_token
         layers: list[nn.Module] = [nn.LayerNorm(hidden_size)]
         for size, following in pairwise((hidden_size, *sizes)):
             layers += [nn.Linear(size, following), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1] if sizes else hidden_size, outputs))
         self.dropout = dropout
-        self.target_mean = nn.Parameter(torch.zeros(()), requires_grad=False)
-        self.target_scale = nn.Parameter(torch.ones(()), requires_grad=False)
+        self.target_mean = nn.Parameter(torch.zeros(outputs), requires_grad=False)
+        self.target_scale = nn.Parameter(torch.ones(outputs), requires_grad=False)
 
     @torch.no_grad()
     def fit_statistics(self, vectors: NDArray[np.float32], targets: NDArray[Any]) -> None:
         """See `Head`."""
         super().fit_statistics(vectors, targets)
         if len(targets) and targets.dtype == np.float32:
-            self.target_mean.fill_(float(targets.mean(dtype=np.float64)))
-            self.target_scale.fill_(float(targets.std(dtype=np.float64)) or 1.0)
+            numbers = np.ma.masked_invalid(targets.reshape(len(targets), -1).astype(np.float64))
+            self.target_mean.copy_(torch.from_numpy(numbers.mean(0).filled(0)))
+            scale = numbers.std(0).filled(0)
+            self.target_scale.copy_(torch.from_numpy(np.where(scale > 0, scale, 1)))
 
     def forward(self, vectors_RD: Tensor, lengths: Sequence[int], keys_N: Tensor | None = None) -> Tensor:
-        """See `Head`; R = N."""
+        """See `Head`; only heads without hidden layers have tokens as rows."""
         vectors_RD = self.standardize(vectors_RD)
         for depth, layer in enumerate(self.layers):
             vectors_RD = layer(vectors_RD)
             if isinstance(layer, nn.ReLU) and keys_N is not None and self.dropout:
                 vectors_RD = dropout(vectors_RD, keys_N + depth, TASK_HEAD, self.dropout)
         if vectors_RD.requires_grad:
-            # Divide the gradient of the squared error by the variance of the targets, so that weight decay and
-            # gradient clipping do not depend on their unit.
-            variance = self.target_scale.square()
+            # Divide the gradient of the squared error by the variance of the targets, unless the loss is divided by
+            # it, so that weight decay and gradient clipping do not depend on their unit.
+            variance = (self.target_scale / self.loss_scale).square()
             vectors_RD.register_hook(lambda gradient: gradient / variance)
         return vectors_RD * self.target_scale + self.target_mean
 
 
 def head_factory(config: HeadConfig, task_type: TaskType, hidden_size: int, classes: int) -> Callable[[], Head]:
-    """Return a function that creates heads for a task; `classes` is 0 for regression."""
+    """Return a function that creates heads for a task; `classes` is the number of outputs, or 0 for one number.
+
+    A number per residue has a linear head.
+    """
     if task_type == "token-level-classification":
         return partial(TokenHead, hidden_size, classes, config.cnn_dim, config.dropout)
     width = config.hidden_layer_size
     sizes = (width,) if isinstance(width, int) else tuple(width)
-    return partial(SequenceHead, hidden_size, max(classes, 1), sizes, config.dropout)
+    per_token = task_type == "token-level-regression"
+    return partial(SequenceHead, hidden_size, max(classes, 1), () if per_token else sizes, config.dropout, per_token)

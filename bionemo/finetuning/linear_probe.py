@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear probe: train a head on the features of a frozen encoder, in seconds instead of hours.
 
-Shapes: R rows, C classes, or 1 for a number.
+Shapes: R rows, C outputs, see `Head`.
 """
 
 import copy
@@ -24,6 +24,7 @@ from bionemo.experiment.nemo import make_directories
 from bionemo.finetuning import metrics
 from bionemo.finetuning.features import Features, compute_features, iterate_batches
 from bionemo.finetuning.heads import Head, head_factory
+from bionemo.finetuning.labels import is_labelled
 from bionemo.finetuning.results import (
     Results,
     check_results,
@@ -32,7 +33,7 @@ from bionemo.finetuning.results import (
     run_fingerprint,
     write_results,
 )
-from bionemo.finetuning.task_data import IGNORED, describe_truncation, read_splits
+from bionemo.finetuning.task_data import describe_truncation, read_splits
 from bionemo.inference.batching import BatchLimits, max_tokens
 from bionemo.inference.fingerprint import model_fingerprint
 from bionemo.inference.load import build_network, load_network, open_saved_model
@@ -174,7 +175,8 @@ def _train(
             bits = sample_keys(purpose_key(config.seed, "dropout"), epochs, sequences)
             keys = torch.from_numpy(bits.view(np.int64)).to(device)
             predictions, targets = _predict_batch(head, batch, device, keys)
-            loss, count = metrics.summed_loss(predictions, targets), len(targets)
+            loss = metrics.summed_loss(predictions, targets, head.loss_scale)
+            count = int(is_labelled(targets).sum())
             optimizer.zero_grad()
             (loss / max(count, 1)).backward()
             if config.clip is not None:
@@ -186,7 +188,7 @@ def _train(
             totals += torch.stack((loss.detach(), loss.new_full((), count)))
         epoch_metrics = {"epoch": float(epoch), "train_loss": float(totals[0] / totals[1].clamp_min(1))}
         if val is not None:
-            found = metrics.compute_metrics(*predict(head, val), ranking=False)
+            found = metrics.compute_metrics(*predict(head, val), ranking=False, scale=head.loss_scale)
             epoch_metrics |= {f"val_{name}": value for name, value in found.items()}
         if not math.isfinite(epoch_metrics["train_loss"] + epoch_metrics.get("val_loss", 0.0)):
             raise UserError(f"epoch {epoch}: the loss is not finite: lower the learning rate (optim.lr)")
@@ -201,12 +203,12 @@ def _train(
 
 def evaluate(head: Head, data: Features) -> dict[str, float]:
     """Return the mean loss and the metrics."""
-    return metrics.compute_metrics(*predict(head, data))
+    return metrics.compute_metrics(*predict(head, data), scale=head.loss_scale)
 
 
 @torch.no_grad()
 def predict(head: Head, data: Features) -> tuple[Tensor, Tensor]:
-    """Return the predictions [R, C] and the targets [R] of all rows with a label."""
+    """Return the predictions [R, C] and the targets, [R] of all rows with a label, or [R, C]."""
     device = next(head.parameters()).device
     head.eval()
     batches = iterate_batches(data, _EVALUATION_BATCH, np.arange(len(data)))
@@ -220,7 +222,7 @@ def _predict_batch(
     arrays = (np.ascontiguousarray(each) for each in (batch.vectors, batch.targets))
     vectors, targets = (torch.from_numpy(array).to(device) for array in arrays)
     predictions = head(vectors, batch.lengths.tolist(), keys)
-    if targets.dtype == torch.int64:
-        labelled = targets != IGNORED
-        return predictions[labelled], targets[labelled]
-    return predictions, targets
+    if targets.ndim > 1:
+        return predictions, targets
+    labelled = is_labelled(targets)
+    return predictions[labelled], targets[labelled]

@@ -38,11 +38,18 @@ class TrainedHead(NamedTuple):
     """The content of `head.safetensors`."""
 
     head: Head
-    classes: tuple[str, ...]  # names of the classes; () for regression
+    classes: tuple[str, ...]  # names of the outputs: classes, labels or targets; () for a single number
     encoder: Path  # path of the model that the head was trained with
     wild_type: str | None  # if the head predicts labels of variants of one protein
     encoder_weights: str  # checksum of the weights of that model
     run: str  # fingerprint of the run
+    task_type: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the predictions of `predict_labels`."""
+        more = {"multi-label": self.classes, "classification": ("probability",)}.get(self.task_type, ())
+        return self.classes if self.task_type == "regression" and self.classes else ("prediction", *more)
 
 
 def read_trained_head(path: Path) -> TrainedHead:
@@ -63,7 +70,8 @@ def read_trained_head(path: Path) -> TrainedHead:
         classes, encoder = tuple(map(str, task["classes"])), Path(str(task["encoder"])).absolute()
         wild_type = None if task["wild_type"] is None else str(task["wild_type"])
         encoder_weights, run = str(task["encoder_weights"]), str(task["run"])
-        head = _build_head(weights, max(len(classes), 1))
+        task_type = str(task["task_type"])
+        head = _build_head(weights, max(len(classes), 1), task_type.startswith("token-level"))
         head.load_state_dict(weights)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): check the path") from error
@@ -74,7 +82,7 @@ def read_trained_head(path: Path) -> TrainedHead:
         ) from error
     if not all_finite(weights.values()):
         raise UserError(f"{path} has weights that are not finite: train the head again")
-    return TrainedHead(head.eval(), classes, encoder, wild_type, encoder_weights, run)
+    return TrainedHead(head.eval(), classes, encoder, wild_type, encoder_weights, run, task_type)
 
 
 def _read_classifier(directory: Path) -> TrainedHead:
@@ -101,7 +109,7 @@ def _read_classifier(directory: Path) -> TrainedHead:
     state["second.weight"][:, :, middle] = torch.cat((torch.eye(count), -torch.eye(count)), dim=1)
     head.load_state_dict(state)
     weights = checksum_weights(iterate_weights(open_model(directory).weights))
-    return TrainedHead(head.eval(), classes, directory, None, weights, run="")
+    return TrainedHead(head.eval(), classes, directory, None, weights, "", "token-level-classification")
 
 
 def check_encoder(trained: TrainedHead, path: Path, weights: str) -> None:
@@ -117,14 +125,14 @@ def check_encoder(trained: TrainedHead, path: Path, weights: str) -> None:
         )
 
 
-def _build_head(weights: dict[str, Tensor], outputs: int) -> Head:
+def _build_head(weights: dict[str, Tensor], outputs: int, per_token: bool) -> Head:
     """Build a head with the sizes of the weights."""
     if "first.weight" in weights:
         width, hidden_size, _ = weights["first.weight"].shape
         return TokenHead(hidden_size, outputs, width)
     numbers = sorted({int(name.split(".")[1]) for name in weights if name.startswith("layers.")})
     sizes = tuple(len(weights[f"layers.{number}.weight"]) for number in numbers[1:-1])
-    return SequenceHead(len(weights["layers.0.weight"]), outputs, sizes)
+    return SequenceHead(len(weights["layers.0.weight"]), outputs, sizes, per_token=per_token)
 
 
 def read_records(path: Path) -> tuple[list[str], list[str]]:
@@ -150,10 +158,12 @@ def read_records(path: Path) -> tuple[list[str], list[str]]:
 
 
 @torch.no_grad()
-def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequences) -> list[tuple[str, str]]:
-    """Predict for each sequence: a string of classes, one per residue; or a class and its probability; or a number.
+def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequences) -> list[tuple[str, ...]]:
+    """Predict for each sequence the texts of `TrainedHead.columns`.
 
-    The second item of each pair is the probability, or "". Predictions do not depend on the other sequences.
+    They are a string of classes or numbers, one per residue; a class and its probability; a number for each target; or
+    the labels with a probability of at least 0.5, and the probability of each label. Predictions do not depend on the
+    other sequences.
 
     Raises:
         UserError: if the model cannot read a sequence, its hidden size is not that of the head, a sequence is not a
@@ -168,8 +178,10 @@ def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequences) 
         )
     if head.per_token:
         hiddens = (each.to(device) for each in model.hidden_states(texts))
-        classes = [_check_finite(model, head(vectors_RD, [len(vectors_RD)])).argmax(1) for vectors_RD in hiddens]
-        return [("".join(trained.classes[number] for number in each.tolist()), "") for each in classes]
+        outputs = [_check_finite(model, head(vectors_RD, [len(vectors_RD)])) for vectors_RD in hiddens]
+        if not trained.classes:
+            return [(" ".join(f"{value:.7g}" for value in each[:, 0].tolist()),) for each in outputs]
+        return [("".join(trained.classes[number] for number in each.argmax(1).tolist()),) for each in outputs]
     if trained.wild_type is None:
         vectors_ND = model.embed(texts)
     else:
@@ -179,8 +191,16 @@ def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequences) 
     # one at a time: a matrix product rounds differently for other numbers of rows
     rows = vectors_ND.to(device).split(1)
     predictions = _check_finite(model, torch.cat([head(vectors_RD, [1]) for vectors_RD in rows]))
-    if not trained.classes:
-        return [(f"{value:.7g}", "") for value in predictions.squeeze(1).tolist()]
+    if trained.task_type == "regression":
+        return [tuple(f"{value:.7g}" for value in row) for row in predictions.tolist()]
+    if trained.task_type == "multi-label":
+        return [
+            (
+                ";".join(name for name, value in zip(trained.classes, row, strict=True) if value >= 0.5),
+                *(f"{value:.4f}" for value in row),
+            )
+            for row in predictions.sigmoid().tolist()
+        ]
     best = predictions.softmax(1).max(1)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [(trained.classes[number], f"{probability:.4f}") for number, probability in pairs]

@@ -2,7 +2,7 @@
 """A language model with a prediction head, of which all layers, the last layers, or LoRA adapters are trained.
 
 Shapes: T tokens of a batch, N sequences, M their tokens without begin and end, D hidden size, R labelled rows, C
-classes, or 1 for a number.
+outputs, see `Head`.
 """
 
 import zlib
@@ -20,6 +20,7 @@ from bionemo.config.schema.downstream import DownstreamModelConfig, LoraConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.finetuning import dataset, metrics
 from bionemo.finetuning.heads import Head
+from bionemo.finetuning.labels import is_labelled
 from bionemo.megatron import lora
 from bionemo.megatron.layer_spec import PackedTransformerBlock
 from bionemo.megatron.sharded_state_dict import load_weights
@@ -107,7 +108,7 @@ class FineTunedModel(Trainable):
         vectors = [self._vectors(batch.to(device), _lengths(batch, has_bos_eos)) for batch in self._sample]
         self.train(training)
         if vectors:
-            targets = torch.cat([dataset.get_targets(batch, self.task_type) for batch in self._sample])
+            targets = torch.cat([self._targets(batch) for batch in self._sample])
             self.head.fit_statistics(torch.cat(vectors).float().cpu().numpy(), targets.cpu().numpy())
 
     def _vectors(self, batch: PackedBatch, lengths: NDArray[np.int64]) -> Tensor:
@@ -122,6 +123,9 @@ class FineTunedModel(Trainable):
         counts = torch.from_numpy(lengths).to(hidden_TD.device, non_blocking=True)
         return torch.segment_reduce(inner_MD.float(), "mean", lengths=counts, unsafe=True)
 
+    def _targets(self, batch: PackedBatch) -> Tensor:
+        return dataset.get_targets(batch.target_ids, self.task_type, self.head.outputs)
+
     def forward(self, batch: PackedBatch) -> Tensor:
         """Return the predictions [R, C] for tokens with a label, or for each sequence."""
         lengths = _lengths(batch, self.encoder.has_bos_eos)
@@ -134,18 +138,18 @@ class FineTunedModel(Trainable):
 
     def compute_loss(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """See `Trainable`; the targets are rows with a label."""
-        predictions_RC, targets_R = self(batch), dataset.get_targets(batch, self.task_type)
-        count = predictions_RC.new_full((), len(targets_R), dtype=torch.float32)
-        return metrics.summed_loss(predictions_RC, targets_R), count
+        predictions_RC, targets = self(batch), self._targets(batch)
+        count = is_labelled(targets).sum().float()
+        return metrics.summed_loss(predictions_RC, targets, self.head.loss_scale), count
 
     @property
     def metric_names(self) -> tuple[str, ...]:
         """See `Trainable`."""
-        return () if self.task_type == "regression" else ("accuracy",)
+        return ("accuracy",) if "classification" in self.task_type else ()
 
     def compute_metrics(self, batch: PackedBatch) -> dict[str, Tensor]:
         """Return the accuracy in percent of a classification; see `Trainable`."""
-        if self.task_type == "regression":
+        if not self.metric_names:
             return {}
         correct = (self(batch).argmax(1) == batch.target_ids).sum()
         return {"accuracy": torch.stack((100.0 * correct, correct.new_full((), len(batch.target_ids)))).float()}

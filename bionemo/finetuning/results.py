@@ -5,6 +5,7 @@ A run never replaces the results of another one.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,8 +22,9 @@ from bionemo.common.version import __version__
 from bionemo.config.schema import DownstreamConfig
 from bionemo.finetuning import metrics
 from bionemo.finetuning.heads import Head
+from bionemo.finetuning.labels import Split, is_labelled
 from bionemo.finetuning.load_head import read_trained_head
-from bionemo.finetuning.task_data import Split, TaskData
+from bionemo.finetuning.task_data import TaskData
 from bionemo.inference.fingerprint import digest
 from bionemo.megatron.finite import all_finite
 
@@ -45,7 +47,7 @@ class Results(NamedTuple):
     head: Head
     best: int  # number of its epoch or validation in the history, from 1; 0 without a history
     history: Sequence[Mapping[str, float]]  # `epoch`, `train_loss` and validation metrics of each epoch or validation
-    test: tuple[Tensor, Tensor] | None  # predictions_RC and targets_R of the test split (R rows, C classes)
+    test: tuple[Tensor, Tensor] | None  # predictions_RC and targets of the test split, see `metrics`
     test_split: Split | None
     max_length: int  # maximum number of tokens of a sequence without begin and end; longer ones are truncated
     fingerprint: str
@@ -63,7 +65,7 @@ def run_fingerprint(
         known = [settings, trainer, cfg.name, wild_type]
     else:
         known = [{key: settings[key] for key in _FINETUNING_SETTINGS}]
-    rows = {name: [split.texts, [target.tolist() for target in split.targets]] for name, split in splits.items()}
+    rows = {name: [each.texts, [target.tobytes().hex() for target in each.targets]] for name, each in splits.items()}
     return digest([known, cfg.model.data.task_type, cfg.model.data.shuffle, model, rows])
 
 
@@ -113,10 +115,19 @@ def write_results(
     if not all_finite(results.head.parameters()):
         raise UserError("the weights of the head are not finite: lower the learning rate (optim.lr)")
     if results.test:
-        test_metrics = {f"test_{name}": value for name, value in metrics.compute_metrics(*results.test).items()}
-        if classes and len(found := results.test[1].unique()) == 1:
-            only = f"all labels of the test split are {classes[int(found)]!r}"
-            print_line(f"note: {only}: balanced accuracy and area under the ROC curve are not defined")
+        found = metrics.compute_metrics(*results.test, scale=results.head.loss_scale)
+        test_metrics = {f"test_{name}": value for name, value in found.items()}
+        if metrics.is_class(results.test[1]):
+            report["confusion"] = metrics.confusion_matrix(*results.test)
+            if len(only := results.test[1].unique()) == 1:
+                name = f"all labels of the test split are {classes[int(only)]!r}"
+                print_line(f"note: {name}: balanced accuracy and area under the ROC curve are not defined")
+        elif classes:
+            report["test_targets"] = dict(zip(classes, metrics.target_metrics(*results.test), strict=True))
+            if lacking := [name for name, values in report["test_targets"].items() if not values]:
+                shown = f"{', '.join(lacking[:_MAX_LABELS])}{', ...' if lacking[_MAX_LABELS:] else ''}"
+                what = "numbers" if results.test[1].is_floating_point() else "positive rows"
+                print_line(f"note: the test split has no {what} of {len(lacking):,} outputs, left out: {shown}")
     task = {
         "classes": list(classes), "task_type": cfg.model.data.task_type, "wild_type": wild_type,
         "encoder": redact_text(str(results.encoder.absolute())), "encoder_weights": results.encoder_weights,
@@ -126,11 +137,10 @@ def write_results(
     # A single metadata entry: safetensors writes several in random order, and the file must be reproducible.
     write_atomic(directory / HEAD, save(results.head.state_dict(), {"task": json.dumps(task)}))
     if results.test and results.test_split:
-        table = _predictions(*results.test, results.test_split, results.max_length, classes)
+        per_residue = cfg.model.data.task_type.startswith("token-level")
+        table = _predictions(results.test, results.test_split, results.max_length, classes, per_residue)
         write_atomic(directory / PREDICTIONS, table)
     report = redact_tree(report | test_metrics)
-    if classes and results.test:
-        report["confusion"] = metrics.confusion_matrix(*results.test)
     text = json.dumps(without_nan({**report, "classes": list(classes), "epochs": list(history)}), indent=1)
     write_atomic(directory / REPORT, text + "\n")
     tested = f", {PREDICTIONS}" if results.test else ""
@@ -146,26 +156,38 @@ def write_results(
 
 
 def _predictions(
-    predictions_RC: Tensor, targets_R: Tensor, split: Split, max_length: int, classes: Sequence[str]
+    test: tuple[Tensor, Tensor], split: Split, max_length: int, classes: Sequence[str], per_residue: bool
 ) -> str:
-    """Return a table: file and line, sequence or residue, label and prediction, and the probability of each class."""
+    """Return a table: file and line, sequence or residue, label and prediction, and the probability of each class.
+
+    Several labels or targets have columns of their own.
+    """
     from pandas import DataFrame
 
-    positions, values_RC = split.labelled_positions(max_length), predictions_RC.float().cpu()
-    per_residue = {"residue": np.concatenate(positions) + 1}
+    values_RC, targets = test[0].float().cpu(), test[1].cpu()
+    positions = [
+        np.flatnonzero(is_labelled(each[:max_length])) if per_residue else np.zeros(1, np.int64)
+        for each in split.targets
+    ]
     frame = DataFrame({
         "row": np.repeat(split.locations, [len(each) for each in positions]),
-        **(per_residue if split.targets[0].ndim else {"sequence": split.texts}),
-        "label": targets_R.cpu(), "prediction": values_RC.argmax(1) if classes else values_RC[:, 0],
+        **({"residue": np.concatenate(positions) + 1} if per_residue else {"sequence": split.texts}),
     })  # fmt: skip
-    if classes:
-        frame[["label", "prediction"]] = np.array(classes)[frame[["label", "prediction"]]]
-        frame[[f"probability_{name}" for name in classes]] = values_RC.softmax(1)
+    if metrics.is_class(targets):
+        names = np.array(classes)
+        frame["label"], frame["prediction"] = names[targets], names[values_RC.argmax(1)]
+        columns = {"probability": values_RC.softmax(1)}
+    else:
+        labels_RC, is_number = targets.reshape(values_RC.shape), targets.is_floating_point()
+        columns = {"label": labels_RC.float().where(is_labelled(labels_RC), math.nan)}
+        columns |= {"prediction": values_RC} if is_number else {"probability": values_RC.sigmoid()}
+    for name, values in columns.items():
+        frame[[f"{name}_{each}" for each in classes] or [name]] = values
     return frame.to_csv(index=False, float_format="%.7g")
 
 
 def _plot(results: Results, classes: Sequence[str], report: Mapping[str, Any]) -> bytes:
-    """Plot the losses, and the confusion matrix or a scatter plot of the test split."""
+    """Plot the losses, and the confusion matrix, a scatter plot or a metric of each target of the test split."""
     from sklearn.metrics import ConfusionMatrixDisplay, PredictionErrorDisplay
 
     from bionemo.common.figures import new_figure, to_png
@@ -181,13 +203,18 @@ def _plot(results: Results, classes: Sequence[str], report: Mapping[str, Any]) -
     left.legend()
     if results.test is None:
         right.set_axis_off()
-    elif classes:
+    elif "confusion" in report:
         counts = np.array(report["confusion"], float)
         shares = counts / counts.sum(1, keepdims=True).clip(1)  # of the samples of each class
         matrix = ConfusionMatrixDisplay(shares, display_labels=classes if len(classes) <= _MAX_LABELS else None)
         matrix.plot(ax=right, include_values=False, xticks_rotation="vertical", cmap="Blues")
         if len(classes) > _MAX_LABELS:
             right.set(xticks=[], yticks=[])
+    elif classes:
+        metric = "spearman" if results.test[1].is_floating_point() else "auprc"
+        names = [*classes[_MAX_LABELS - 1 :: -1]]
+        right.barh(names, [report["test_targets"][name].get(metric, 0.0) for name in names])
+        right.set(xlabel=f"{metric} of the test split{f', first {_MAX_LABELS}' if classes[_MAX_LABELS:] else ''}")
     else:
         predictions_RC, targets_R = results.test
         PredictionErrorDisplay(y_true=targets_R.cpu().numpy(), y_pred=predictions_RC.squeeze(1).cpu().numpy()).plot(

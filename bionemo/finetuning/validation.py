@@ -18,7 +18,7 @@ from bionemo.config.schema.downstream import HeadConfig
 from bionemo.finetuning import linear_probe
 from bionemo.finetuning.features import compute_features
 from bionemo.finetuning.heads import head_factory
-from bionemo.finetuning.metrics import CLASSIFICATION_METRICS, REGRESSION_METRICS
+from bionemo.finetuning.metrics import METRICS
 from bionemo.finetuning.task_data import read_splits
 from bionemo.inference.batching import BatchLimits
 from bionemo.inference.model import TrainedModel
@@ -49,9 +49,9 @@ class DownstreamValidation(pl.Callback):
         self.splits, self.classes, notes, _ = read_splits(self.config, _KEY, ["train", "test"], vocabulary)
         notify(*notes)
         target = self.config.target_column
-        self.target = target if isinstance(target, str) else target[0]
-        names = REGRESSION_METRICS if self.config.task_type == "regression" else CLASSIFICATION_METRICS
-        self.metric_names = ["dwnstr_task_val_loss", *(f"test_{self.target}_{name}" for name in names)]
+        self.target = target if isinstance(target, str) else "_".join(target)
+        names = (f"test_{self.target}_{name}" for name in METRICS[self.config.task_type])
+        self.metric_names = ["dwnstr_task_val_loss", *names]
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Train the head and log its metrics."""

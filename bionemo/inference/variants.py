@@ -7,6 +7,7 @@ section 3 and appendix A. Shapes: n residues, k mutated residues, V vocabulary.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -169,17 +170,42 @@ def _log_probabilities(
     return predict_residues(model, protein.ids, indices, method == "masked-marginal", window or "optimal", advance)
 
 
+def score_sequences(
+    model: InferenceModel, wild_type: str, sequences: Sequence[str], names: Sequence[str], method: str,
+    window: WindowType = "optimal",
+) -> Floats:  # fmt: skip
+    """Score variants of any length, also with insertions and deletions, in nats: [N] fp32.
+
+    The score is the pseudo-log-likelihood ratio of Brandes et al. 2023, "Genome-wide prediction of disease variant
+    effects with a deep protein language model": the sum of the log-probabilities of all residues of the variant minus
+    that of the wild type. All residues are predicted in one pass without masks; with the method `pseudo-perplexity`
+    each is masked in a pass of its own (Salazar et al. 2020, "Masked Language Model Scoring").
+
+    Raises:
+        UserError: as in `tokenize_protein`, with the name of the sequence.
+    """
+    found = []
+    for text, name in zip((wild_type, *sequences), ("the wild type", *names), strict=True):
+        ids = tokenize_protein(model, text, name, any_length=True).ids
+        found.append(_log_likelihood(model, ids, method == "pseudo-perplexity", window))
+    return (np.array(found[1:]) - found[0]).astype(np.float32)
+
+
+def _log_likelihood(
+    model: InferenceModel, ids: Ids, masked: bool, window: WindowType, advance: Advance = no_progress
+) -> float:
+    """Return the sum of the log-probabilities of all residues, each of them masked or none."""
+    every = np.arange(len(ids))
+    log_probabilities_nV = predict_residues(model, ids, every, masked, window, advance)
+    return float(log_probabilities_nV[every, ids].sum(dtype=np.float64))
+
+
 def _pseudo_likelihoods(
     model: InferenceModel, protein: Protein, variants: int, number: NDArray[np.int64], index: NDArray[np.int64],
     mutant: NDArray[np.int64], window: WindowType | None, advance: Advance,
 ) -> Floats:  # fmt: skip
     """Return pseudo-log-likelihoods relative to the wild type; `number` are the variants of the mutations."""
-    every = np.arange(len(protein.ids))
-
-    def likelihood(ids: Ids) -> float:
-        log_probabilities_nV = predict_residues(model, ids, every, True, window or "optimal", advance)
-        return float(log_probabilities_nV[every, ids].sum(dtype=np.float64))
-
+    likelihood = partial(_log_likelihood, model, masked=True, window=window or "optimal", advance=advance)
     scores, wild_type = np.zeros(variants, np.float32), likelihood(protein.ids) if len(number) else 0.0
     for variant in np.unique(number):
         ids, mutations = protein.ids.copy(), number == variant

@@ -17,12 +17,13 @@ import bionemo
 from bionemo.checkpoint import TensorsInMemory
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
+from bionemo.config.schema.data import TaskType
 from bionemo.config.schema.downstream import HeadConfig
 from bionemo.data.collate import Collator
 from bionemo.finetuning.dataset import LabelledData, bits_to_numbers
 from bionemo.finetuning.heads import TokenHead, head_factory
+from bionemo.finetuning.labels import Split
 from bionemo.finetuning.model import FineTunedModel
-from bionemo.finetuning.task_data import Split, TaskType
 from bionemo.megatron.sharding import materialize
 from tests.support.finetuning import written
 from tests.support.runs import last_checkpoint, logged, read_weights, run, run_on_ranks

@@ -15,7 +15,7 @@ from bionemo.data.table import read_table
 from bionemo.finetuning import linear_probe
 from bionemo.finetuning.features import Features
 from bionemo.finetuning.heads import TokenHead
-from bionemo.finetuning.task_data import IGNORED, TaskColumns, encode, read_examples
+from bionemo.finetuning.labels import IGNORED, TaskColumns, encode, read_examples
 from tests.support.finetuning import ADAM, CPU, RECIPE, tokens
 
 

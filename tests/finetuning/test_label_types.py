@@ -10,7 +10,8 @@ from bionemo.cli.finetune_arguments import find_task_type, replace_table_argumen
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
-from bionemo.finetuning.task_data import TaskColumns, class_name, find_classes, read_examples, read_splits
+from bionemo.finetuning.labels import TaskColumns, class_name, find_classes, read_examples
+from bionemo.finetuning.task_data import read_splits
 from tests.finetuning.tables import peptides, write
 
 TOKENS, CLASSES, NUMBERS = "token-level-classification", "classification", "regression"
@@ -78,9 +79,12 @@ def test_a_column_without_a_plain_number(form: str) -> None:
         find(peptides(20), [form.format(n) for n in range(20)])
 
 
-def test_a_column_without_labels() -> None:
-    with pytest.raises(UserError, match=r"x\.csv: all labels are missing"):
-        find(peptides(3), ["", "NA", "nan"])
+@pytest.mark.parametrize("columns", ["b", "a,b"])
+def test_a_column_without_labels(columns: str, tmp_path: Path) -> None:
+    rows = [(text, n / 7, label) for n, (text, label) in enumerate(zip(peptides(3), ["", "NA", "nan"], strict=True))]
+    path = write(tmp_path / "x.csv", "sequence,a,b", rows)
+    with pytest.raises(UserError, match=r"x\.csv: all labels of column 'b' are missing: set model.data.target_column"):
+        replace_table_arguments([f"data={path}", f"model.data.target_column={columns}"])
 
 
 def test_spellings_of_a_class_are_one_class(tmp_path: Path) -> None:
@@ -96,10 +100,12 @@ def test_spellings_of_a_class_are_one_class(tmp_path: Path) -> None:
         assert class_name(label) == {"1.": "1"}.get(label, label)
 
 
-def test_several_targets_are_refused_by_one_message(tmp_path: Path) -> None:
+def test_several_columns_of_sequences_are_refused_by_one_message(tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", "sequence,a,b", [(text, n, n + 1) for n, text in enumerate(peptides(12))])
-    with pytest.raises(UserError, match=r"target_column=\['a', 'b'\]: only one target is supported: start a run for"):
-        replace_table_arguments([f"data={path}", "model.data.target_column=[a,b]"])
+    with pytest.raises(
+        UserError, match=r"sequence_column=\['a', 'b'\]: only one target is supported: start a run for"
+    ):
+        replace_table_arguments([f"data={path}", "model.data.sequence_column=[a,b]"])
     arguments, _ = replace_table_arguments([f"data={path}", "model.data.target_column=[b]"])
     assert "model.data.task_type='regression'" in arguments
 

@@ -17,7 +17,7 @@ from bionemo.common.errors import UserError
 from bionemo.finetuning import heads, linear_probe, metrics
 from bionemo.finetuning.features import Features, compute_features
 from bionemo.finetuning.heads import SequenceHead, TokenHead
-from bionemo.finetuning.task_data import Split
+from bionemo.finetuning.labels import Split
 from bionemo.inference.batching import BatchLimits
 from tests.support.finetuning import CPU, RECIPE, overrides, run, tokens, written
 
@@ -233,7 +233,10 @@ def test_a_run_writes_a_head_and_a_report(model: Path, tmp_path: Path, capsys: p
     [
         (["model.restore_encoder_path=null"], "give MODEL, or model.restore_encoder_path="),
         (["model.restore_encoder_path=none"], "none: there is no such checkpoint"),
-        (["model.data.target_column=[3state,8state]"], "only one target is supported"),
+        (
+            ["model.data.target_column=[3state,8state]"],
+            "model.data.task_type=token-level-classification: several targets are numbers (regression) or 0 and 1",
+        ),
         (
             ["model.data.target_column=8state"],
             "has no column '8state' (did you mean 3state?), but 'id', 'sequence', '3state', 'resolved': set "

@@ -42,7 +42,9 @@ def kept(path: Path, name: str, encoder: Path) -> Head:
     make, classes = HEADS[name]
     head: Head = make()
     weights = bionemo.load(encoder, "cpu").weights_checksum if encoder.exists() else ""
-    task = {"classes": classes, "encoder": str(encoder), "wild_type": None, "encoder_weights": weights, "run": ""}
+    kind = "token-level-classification" if name == "tokens" else "classification" if classes else "regression"
+    task = {"classes": classes, "task_type": kind, "encoder": str(encoder), "wild_type": None,
+            "encoder_weights": weights, "run": ""}  # fmt: skip
     save_file(head.state_dict(), path, {"task": json.dumps(task)})
     return head
 

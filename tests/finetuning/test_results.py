@@ -18,8 +18,8 @@ import bionemo
 from bionemo.common.errors import UserError, describe
 from bionemo.finetuning import linear_probe, results
 from bionemo.finetuning.features import compute_features
+from bionemo.finetuning.labels import Split
 from bionemo.finetuning.load_head import predict_labels, read_trained_head
-from bionemo.finetuning.task_data import Split
 from bionemo.inference.batching import BatchLimits
 from tests.support.finetuning import overrides, run, written
 from tests.support.huggingface import theirs

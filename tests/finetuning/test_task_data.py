@@ -8,8 +8,8 @@ import pytest
 
 from bionemo.common.errors import UserError
 from bionemo.data.table import read_table
-from bionemo.finetuning.task_data import IGNORED, Example, TaskColumns, encode, find_classes
-from bionemo.finetuning.task_data import read_examples as read_tables
+from bionemo.finetuning.labels import IGNORED, Example, TaskColumns, encode, find_classes
+from bionemo.finetuning.labels import read_examples as read_tables
 
 TOKENS = TaskColumns("token-level-classification", "sequence", "3state", "resolved")
 CLASSES = TaskColumns("classification", "sequence", "label")

@@ -11,7 +11,7 @@ from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig, OptimConfig, SchedConfig
 from bionemo.finetuning import linear_probe
 from bionemo.finetuning.features import Features
-from bionemo.finetuning.task_data import IGNORED
+from bionemo.finetuning.labels import IGNORED
 
 ADAM = OptimConfig(
     name="adam", lr=1e-2, weight_decay=0.0, betas=[0.9, 0.999], eps=1e-8,

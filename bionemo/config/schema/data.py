@@ -22,7 +22,10 @@ from bionemo.config.schema.ranges import (
 
 DataImpl = Literal["csv_mmap", "csv_fields_mmap", "fasta_fields_mmap", "parquet", "mock"]
 Files = str | list[str]  # a range such as x[000..049] or x_OP_000..049_CL_, or a list of them
-TaskType = Literal["token-level-classification", "classification", "regression"]  # a label per residue or per sequence
+# A label per residue (token-level) or per sequence; of a sequence also several classes, or several targets.
+TaskType = Literal[
+    "token-level-classification", "classification", "regression", "multi-label", "token-level-regression"
+]
 
 
 @dataclass(kw_only=True)

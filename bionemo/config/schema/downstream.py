@@ -25,13 +25,15 @@ class DownstreamDataConfig:
     """A labelled data set."""
 
     task_name: str | list[str]  # a list, or all, only to prepare data
-    task_type: TaskType  # a class per residue, a class per sequence, or a number per sequence
+    #: a class or a number per residue, a class, numbers or labels (multi-label) per sequence
+    task_type: TaskType
     preprocessed_data_path: str  # directory with a directory per task
     #: directory of the task, or one CSV file, which is divided
     dataset_path: str
     dataset: DatasetConfig  # files of each split
     sequence_column: str  # column of the sequences
-    target_column: str | list[str]  # column of the labels
+    #: column of the labels; several columns of numbers, or of 0 and 1 (multi-label): a head with several outputs
+    target_column: str | list[str]
     target_sizes: list[PositiveInt] | None  # number of classes; None: counted in the training split
     mask_column: str | list[str] | None  # 1 for each residue with a valid label, else 0
     wild_type: str | None  # FASTA file of the protein whose variants the sequences are

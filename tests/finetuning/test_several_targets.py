@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -300,6 +301,7 @@ def test_predictions_of_the_trained_head_have_the_reported_metrics(
     analysis()
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
+    written = pd.read_csv(run / "test_predictions.csv")
     names = ["a", "b"] if "," in TABLES[name][0] else ["GO:A", "GO:C", "GO:D", "GO:E", "GO:G"]
     if name == "residues":
         predicted = np.concatenate([np.array(row["prediction"].split(), float) for row in rows])
@@ -308,9 +310,17 @@ def test_predictions_of_the_trained_head_have_the_reported_metrics(
         assert report["test_rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-4)
         assert report["test_mse"] == pytest.approx(report["test_loss"], rel=1e-4)
         assert list(rows[0]) == ["id", "prediction"]
+        np.testing.assert_allclose(written["prediction"], predicted[~np.isnan(targets)], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(written["label"], targets[~np.isnan(targets)], rtol=1e-6)
+        residues = [np.flatnonzero(~np.isnan(each)) + 1 for each in split.targets]
+        assert [*written["residue"]] == [*np.concatenate(residues)]
         return
     predicted, targets = np.array([[float(row[each]) for each in names] for row in rows]), np.stack(split.targets)
     assert list(report["test_targets"]) == names
+    kind = "prediction" if name == "numbers" else "probability"
+    np.testing.assert_allclose(written[[f"{kind}_{each}" for each in names]], predicted, rtol=1e-3, atol=1e-4)
+    labels = np.where(targets == -1, np.nan, targets)
+    np.testing.assert_allclose(written[[f"label_{each}" for each in names]], labels, rtol=1e-6)
     for number, each in enumerate(names):
         found, known = report["test_targets"][each], targets[:, number] != -1
         if name == "numbers":

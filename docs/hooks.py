@@ -19,7 +19,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from bionemo.cli.main import COMMANDS
-from bionemo.common.figures import Figure, new_figure, to_svg
+from bionemo.common.figures import PALETTE, new_figure, render
 from bionemo.config import schema
 from bionemo.config.compose import load
 from bionemo.config.hints import alternatives, describe
@@ -62,49 +62,47 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["index.md"] += _PEERS
     pages["reference/configuration.md"] = "\n".join(_configuration())
     pages["reference/command-line.md"] = "\n".join(_command_line())
-    pages["packing.svg"] = to_svg(_plot_packing())
-    pages["peers.svg"] = to_svg(_plot_peers())
+    pages["packing.svg"] = _plot_packing()
+    pages["peers.svg"] = _plot_peers()
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
     return files
 
 
-def _plot_packing(max_length: int = 1024, shown: int = 12) -> Figure:
+def _plot_packing(max_length: int = 1024, shown: int = 12) -> str:
     """Plot padded and packed rows of sequences with the lengths of UniRef50 (lognormal, median 210, mean 278)."""
     lengths_N = np.random.default_rng(0).lognormal(math.log(210), math.sqrt(2 * math.log(278 / 210)), 2048)
     lengths_N = np.clip(lengths_N, 30, max_length - 2).astype(np.int64) + 2  # with begin and end tokens
-    figure = new_figure()
-    for axes, name, rows in zip(
-        figure.subplots(1, 2), ("padded", "packed"), (pad(lengths_N, max_length, 0), pack(lengths_N, max_length, 0)),
-        strict=True,
-    ):  # fmt: skip
-        for number, row in enumerate(rows[:shown]):
-            ends = np.cumsum(lengths_N[row])
-            for count, (end, length) in enumerate(zip(ends, lengths_N[row], strict=True)):
-                axes.barh(number, length, left=end - length, color=f"C{count % 10}", edgecolor="white", linewidth=0.5)
-        share = lengths_N.sum() / (len(rows) * max_length)
-        axes.set(xlim=(0, max_length), yticks=[], xlabel="tokens", title=f"{name}: {100 * share:.1f} % full")
-        axes.set_facecolor("#dddddd")  # padding
-    return figure
+    with new_figure() as figure:
+        for axes, name, rows in zip(
+            figure.subplots(1, 2), ("padded", "packed"),
+            (pad(lengths_N, max_length, 0), pack(lengths_N, max_length, 0)), strict=True,
+        ):  # fmt: skip
+            for number, row in enumerate(rows[:shown]):
+                ends = np.cumsum(lengths_N[row])
+                for count, (end, length) in enumerate(zip(ends, lengths_N[row], strict=True)):
+                    color = PALETTE[count % len(PALETTE)]
+                    axes.barh(number, length, left=end - length, color=color, edgecolor="white", linewidth=0.5)
+            share = lengths_N.sum() / (len(rows) * max_length)
+            axes.set(xlim=(0, max_length), yticks=[], xlabel="tokens", title=f"{name}: {100 * share:.1f} % full")
+            axes.set_facecolor("#dddddd")  # padding
+        return render(figure, ".svg").decode()
 
 
-def _plot_peers() -> Figure:
+def _plot_peers() -> str:
     """Plot the first table of RESULTS.md with the columns what, ours, peer and ratio."""
     text = (ROOT / "scripts" / "benchmark" / "RESULTS.md").read_text()
     table = text[text.index("| what | ours | peer | ratio |") :].partition("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     ratios = [[float(number) for number in re.findall(r"[\d.]+", row[3])] for row in cells]
     middle, low, high = np.array(ratios).T
-    figure = new_figure(height=3)
-    axes = figure.subplots()
-    axes.barh(
-        range(len(cells)), middle, xerr=(middle - low, high - middle), color="tab:blue", ecolor="black", capsize=3
-    )
-    axes.axvline(1, color="gray", linestyle=":")
-    axes.set(yticks=range(len(cells)), yticklabels=[row[0] for row in cells], xlabel="times the speed of the peer")
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
+    with new_figure() as figure:
+        axes = figure.subplots()
+        axes.barh(range(len(cells)), middle, xerr=(middle - low, high - middle), ecolor="black", capsize=3)
+        axes.axvline(1, color="gray", linestyle=":")
+        axes.set(yticks=range(len(cells)), yticklabels=[row[0] for row in cells], xlabel="times the speed of the peer")
+        axes.invert_yaxis()
+        return render(figure, ".svg").decode()
 
 
 def _copied(path: Path) -> str:

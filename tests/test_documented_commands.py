@@ -73,7 +73,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("workspace")
     rng = np.random.default_rng(0)
     proteins = ["M" + "".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), rng.integers(8, 18))) for _ in range(60)]
-    fasta = "".join(f">p{number}\n{text}\n" for number, text in enumerate(proteins))
+    fasta = "".join(f">p{number} hydrophobic={number}\n{text}\n" for number, text in enumerate(proteins))
     for name in ("x.fasta", "proteins.fasta", "train.fasta", "val.fasta"):
         (directory / name).write_text(fasta)
     subprocess.run(["gzip", "--keep", directory / "proteins.fasta"], check=True)

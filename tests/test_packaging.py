@@ -57,7 +57,7 @@ def run_without(extras: set[str], directory: Path, *arguments: str | Path) -> su
     )  # fmt: skip
 
 
-PACKAGES = {"molecules": "rdkit", "wandb": "wandb", "report": "bokeh", "plots": "matplotlib", "hub": "huggingface",
+PACKAGES = {"molecules": "rdkit", "wandb": "wandb", "report": "bokeh", "hub": "huggingface",
             "store": "(?:s3fs|gcsfs|adlfs)"}  # fmt: skip
 
 
@@ -95,7 +95,6 @@ def smiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("report", ["report", "{run}"]),
         ("hub", ["checkpoint", "inspect", "hf://lab/esm2"]),
         ("store", ["pretrain", "--config-name=pretrain_esm2_8M", "model.data.dataset_path=s3://bucket/data"]),
-        ("plots", ["analysis", "map", "--input", "{smiles}", "--output", "{out}"]),
     ],
 )
 def test_command_without_its_extra(extra: str, arguments: list[str], smiles: Path, run: Path, tmp_path: Path) -> None:

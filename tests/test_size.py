@@ -9,15 +9,15 @@ from tests.test_boundaries import ALIASES, FILES
 # Lower a number when code is removed. Raise it in the commit that needs more, with the reason in its message.
 LIMITS = {
     "aliases": 46,
-    "analysis": 360,
+    "analysis": 404,
     "checkpoint": 628,
-    "cli": 1_505,
-    "common": 951,
+    "cli": 1_508,
+    "common": 981,
     "config": 2_148,
     "data": 3_866,
-    "evaluation": 1_859,
+    "evaluation": 1_893,
     "experiment": 510,
-    "finetuning": 1_637,
+    "finetuning": 1_680,
     "formats": 1_769,
     "inference": 1_743,
     "launch": 875,
@@ -26,7 +26,7 @@ LIMITS = {
     "planning": 405,
     "preparation": 2_444,
     "tokenizers": 317,
-    "training": 2_177,
+    "training": 2_175,
 }
 
 

@@ -6,7 +6,7 @@ Shapes: N sequences, D hidden size.
 
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +16,45 @@ from numpy.lib import format as npy
 from bionemo.common.errors import UserError, optional_dependency
 from bionemo.inference.outputs import Floats
 
-METHODS = ("umap", "pca")
+METHODS = ("pca", "umap")
 _MIN_SEQUENCES = 4  # UMAP's initialization needs two eigenvectors besides the constant one
 
 
-def project_to_2d(embeddings: Floats, method: str = "umap", neighbors: int = 15, seed: int = 0) -> Floats:
+def project_to_2d(embeddings: Floats, method: str = "pca", neighbors: int = 15, seed: int = 0) -> Floats:
     """Project embeddings to two dimensions, reproducibly for the same seed.
 
-    `method` is `umap` (McInnes et al. 2018; with this number of neighbors of each sequence), which preserves
-    neighborhoods, or `pca`, which preserves distances. [N, D] -> [N, 2] fp32.
-    Errors as in `make_reducer`; also if there are too few sequences, or values are not finite.
+    `method` is `pca`, principal components, which preserve large distances, or `umap` (McInnes et al. 2018; with this
+    number of neighbors of each sequence), which preserves neighborhoods. [N, D] -> [N, 2] fp32.
+    Errors as in `make_reducer`; also if there are too few sequences for UMAP, or values are not finite.
     """
     reducer = make_reducer(method, neighbors, seed)
-    if embeddings.ndim != 2 or len(embeddings) < _MIN_SEQUENCES or embeddings.shape[1] < 2:
+    fewest = _MIN_SEQUENCES if method == "umap" else 1
+    if embeddings.ndim != 2 or len(embeddings) < fewest or embeddings.shape[1] < 2:
         raise UserError(
-            f"embeddings of shape {embeddings.shape}: a map needs [N, D], N of {_MIN_SEQUENCES} or more, D of 2"
+            f"embeddings of shape {embeddings.shape}: a map by {method} needs [N, D], N of {fewest} or more, D of 2"
         )
     if len(bad := np.flatnonzero(~np.isfinite(embeddings).all(1))):
         raise UserError(f"the embedding of sequence {bad[0] + 1:,} is not finite: remove it")
     if method == "umap":
         reducer.n_neighbors = min(neighbors, len(embeddings) - 1)
-    return np.asarray(reducer.fit_transform(embeddings), np.float32)
+    elif len(embeddings) == 1:
+        return np.zeros((1, 2), np.float32)
+    else:  # eigenvectors of the covariance are several times as fast, and precise in fp64
+        reducer.svd_solver = "covariance_eigh" if len(embeddings) > embeddings.shape[1] else "full"
+        embeddings = embeddings.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # shares of a variance of 0
+        return np.asarray(reducer.fit_transform(embeddings), np.float32)
 
 
-def make_reducer(method: str = "umap", neighbors: int = 15, seed: int = 0) -> Any:
+def axis_labels(method: str, embeddings: Floats, points_N2: Floats) -> list[str]:
+    """Return the labels of the two axes, for principal components with the share of the variance that they explain."""
+    if method != "pca":
+        return ["UMAP 1", "UMAP 2"]
+    shares = points_N2.var(0, dtype=float) / max(embeddings.var(0, dtype=float).sum(), np.finfo(float).tiny)
+    return [f"PC {number} ({100 * share:.1f} % of the variance)" for number, share in enumerate(shares, 1)]
+
+
+def make_reducer(method: str = "pca", neighbors: int = 15, seed: int = 0) -> Any:
     """Return an estimator with scikit-learn's `fit_transform`.
 
     Raises:
@@ -50,7 +65,7 @@ def make_reducer(method: str = "umap", neighbors: int = 15, seed: int = 0) -> An
     if method == "pca":
         from sklearn.decomposition import PCA
 
-        return PCA(2, svd_solver="full")
+        return PCA(2)
     if neighbors < 2:
         raise UserError(f"neighbors={neighbors}: UMAP needs 2 or more")
     with optional_dependency("analysis", "the method umap (pca needs no package)"):
@@ -59,7 +74,7 @@ def make_reducer(method: str = "umap", neighbors: int = 15, seed: int = 0) -> An
 
 
 def read_embeddings(path: Path, color: str | None = None) -> tuple[list[str], Floats, list[str] | None]:
-    """Read the arrays `id` [N] and `embeddings` [N, D] of a .npz or .h5 file, and optionally one more [N] for colors.
+    """Read `id` [N] and `embeddings` [N, D] of a .npz, .h5 or .parquet file, and optionally one more [N] for colors.
 
     A .h5 file may also have a data set [D] for each id, as those of UniProt and bio_embeddings have.
 
@@ -68,12 +83,13 @@ def read_embeddings(path: Path, color: str | None = None) -> tuple[list[str], Fl
     """
     wanted = ("id", "embeddings", *([color] if color else []))
     try:
-        arrays = (_read_h5 if path.suffix in (".h5", ".hdf5") else _read_npz)(path, wanted)
+        arrays = _READERS.get(path.suffix, _read_npz)(path, wanted)
         embeddings = arrays.get("embeddings", np.zeros(0)).astype(np.float32)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): check the path") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is not a .npz file of plain arrays ({error})") from error
+    except (ValueError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        kind = path.suffix if path.suffix in _READERS else ".npz"
+        raise UserError(f"{path} is not a {kind} file of plain arrays ({error})") from error
     for name in wanted:
         if name not in arrays:
             raise UserError(f"{path} has no array {name!r}: `bionemo predict` writes id and embeddings")
@@ -109,3 +125,51 @@ def _read_h5(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
                 f"{path} has data sets of the shapes {sorted(shapes)[:4]}: a map needs a vector [D] for each id"
             )
         return {"id": np.array([*found]), "embeddings": np.stack([item[:] for item in found.values()])}
+
+
+def _read_parquet(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+    from pyarrow import parquet
+
+    table = parquet.ParquetFile(path).read([*wanted])
+    arrays = {name: table.column(name).combine_chunks() for name in table.column_names}
+    return {
+        name: (
+            array.flatten().to_numpy(False).reshape(len(array), -1) if name == "embeddings" else array.to_numpy(False)
+        )
+        for name, array in arrays.items()
+    }
+
+
+_READERS = {".h5": _read_h5, ".hdf5": _read_h5, ".parquet": _read_parquet}
+
+
+def write_anndata(
+    path: Path, columns: Mapping[str, Sequence[Any]], embeddings: Floats, name: str, points_N2: Floats
+) -> None:
+    """Write a .h5ad file in the format 0.1.0 of anndata, for scanpy.
+
+    Args:
+        path: the file.
+        columns: of `obs`, texts or numbers [N]; `_index` is the ids.
+        embeddings: `X` [N, D].
+        name: of the points in `obsm`.
+        points_N2: [N, 2].
+    """
+    import h5py
+
+    def mark(item: Any, kind: str, version: str = "0.2.0", more: Mapping[str, Any] | None = None) -> None:
+        item.attrs.update({"encoding-type": kind, "encoding-version": version, **(more or {})})
+
+    with h5py.File(path, "w") as file:
+        mark(file, "anndata", "0.1.0")
+        mark(file.create_group("obsm"), "dict", "0.1.0")
+        arrays: dict[str, Any] = {"X": embeddings, f"obsm/{name}": points_N2}
+        for table, cells in (("obs", columns), ("var", {"_index": [*map(str, range(embeddings.shape[1]))]})):
+            found = {column.replace("/", "_"): values for column, values in cells.items()}
+            order = np.array([*found][1:], h5py.string_dtype())
+            mark(file.create_group(table), "dataframe", more={"_index": "_index", "column-order": order})
+            arrays |= {f"{table}/{column}": values for column, values in found.items()}
+        for key, values in arrays.items():
+            is_text = isinstance(values[0], str)
+            data = file.create_dataset(key, data=values, dtype=h5py.string_dtype() if is_text else None)
+            mark(data, "string-array" if is_text else "array")

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots as PNG files."""
+"""Plots of the analyses, in the format of the extension: .png, .svg or .pdf.
 
+All functions raise a UserError if the plot cannot be drawn, and an OSError if it cannot be written.
+"""
+
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,102 +13,119 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bionemo.analysis.variant_files import Scores
-from bionemo.common.figures import new_figure, plain, to_png
+from bionemo.common.errors import UserError
+from bionemo.common.figures import PALETTE, color_bar, new_figure, plain, plot_points, render, spearman, with_interval
+from bionemo.common.files import write_atomic
 from bionemo.data.table import is_missing
 from bionemo.inference.outputs import Floats
 from bionemo.inference.variants import AMINO_ACIDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-_RESIDUES_PER_ROW = 100
-_MAX_CATEGORIES = 10  # with a color of their own
+_RESIDUES_PER_ROW, _ROWS = 100, 4  # of the heat map of a scan; longer proteins have more residues per row
 
 
 def plot_scan(path: Path, scores: Floats, sequence: str, offset: int = 0) -> None:
-    """Plot the scores [n, 20] of `variants.scan` as a heatmap, a hundred residues per row; dots mark the wild type."""
-    count = -(-len(scores) // _RESIDUES_PER_ROW)
-    figure = new_figure(14, 0.6 + 2.9 * count)
-    rows: np.ndarray = figure.subplots(count, squeeze=False)[:, 0]
+    """Plot the scores [n, 20] of `variants.scan` as a heat map; dots mark the wild type.
+
+    The colors end at the 99th percentile of the absolute scores.
+    """
+    width = max(_RESIDUES_PER_ROW, -(-len(scores) // _ROWS))
+    count = -(-len(scores) // width)
+    shown = min(width, len(scores))
     limit = max(float(np.percentile(np.abs(scores), 99)), 1e-6)
-    for number, axes in enumerate(rows):
-        first = number * _RESIDUES_PER_ROW
-        part, letters = scores[first : first + _RESIDUES_PER_ROW], sequence[first : first + _RESIDUES_PER_ROW]
-        extent = (first + offset + 0.5, first + offset + len(part) + 0.5, 19.5, -0.5)
-        image = axes.imshow(part.T, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", extent=extent)
-        wild_type = [(first + offset + 1 + index, AMINO_ACIDS.find(letter)) for index, letter in enumerate(letters)]
-        x, y = np.array([each for each in wild_type if each[1] >= 0]).reshape(-1, 2).T
-        axes.plot(x, y, ".", color="black", markersize=3)
-        axes.set_yticks(range(20), list(AMINO_ACIDS), fontsize=7)
-        axes.locator_params(axis="x", integer=True)
-        axes.set_xlim(first + offset + 0.5, first + offset + min(_RESIDUES_PER_ROW, len(scores)) + 0.5)
-    rows[-1].set_xlabel("residue")
-    figure.colorbar(image, ax=rows.tolist(), label="log p(mutant) - log p(wild type)", aspect=12 * count, pad=0.01)
-    path.write_bytes(to_png(figure))
+    with new_figure(1.2 + 5.8 * max(shown / width, 0.2), 0.4 + 2.3 * count) as figure:
+        rows: np.ndarray = figure.subplots(count, squeeze=False)[:, 0]
+        for first, axes in zip(range(0, len(scores), width), rows, strict=True):
+            part, begin = scores[first : first + width], first + offset + 0.5
+            image = axes.imshow(
+                part.T, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest",
+                extent=(begin, begin + len(part), 19.5, -0.5),
+            )  # fmt: skip
+            y = np.array([AMINO_ACIDS.find(letter) for letter in sequence[first : first + width]])
+            x = begin + 0.5 + np.flatnonzero(y >= 0)
+            axes.scatter(x, y[y >= 0], s=300 / width, color="black", linewidths=0)
+            axes.set_yticks(range(20), list(AMINO_ACIDS))
+            axes.locator_params(axis="x", integer=True)
+            axes.set_xlim(begin, begin + shown)
+        rows[-1].set_xlabel("residue (dots: wild type)")
+        figure.supylabel("substituted by")
+        label = "log p(mutant) - log p(wild type), nats"
+        figure.colorbar(
+            image, ax=rows.tolist(), label=label, extend="both", extendfrac=0.05 / count, aspect=15 * count, pad=0.01
+        )
+        write_atomic(path, render(figure, path.suffix))
 
 
-def plot_scores(path: Path, scores: Floats, measured: Scores, rho: float, name: str) -> None:
-    """Plot scores [N] against measured scores [N]."""
-    figure = new_figure(5, 4.5)
-    axes = _open_axes(figure)
-    axes.plot(measured, scores, ".", color="tab:blue", markersize=4, alpha=0.5)
-    axes.set(xlabel=f"{plain(name)}, measured", ylabel="zero-shot score, nats", title=f"Spearman's rho {rho:.3f}")
-    path.write_bytes(to_png(figure))
+def plot_scores(path: Path, scores: Floats, measured: Scores, name: str) -> None:
+    """Plot scores [N] against measured scores [N], nan if unknown, of the column `name`."""
+    known = ~np.isnan(measured)
+    scores, measured = scores[known], measured[known]
+    with new_figure(3.5, 3.1) as figure:
+        axes = figure.subplots()
+        plot_points(axes, measured, scores, alpha=0.5)
+        rho = with_interval("Spearman's ρ", spearman, measured, scores)
+        axes.set(xlabel=f"{plain(name)}, measured", ylabel="zero-shot score, nats",
+                 title=f"n = {len(scores):,}\n{rho} (95 % interval)")  # fmt: skip
+        write_atomic(path, render(figure, path.suffix))
 
 
 def plot_contacts(path: Path, predicted: Floats, name: str, known: Floats | None = None) -> None:
     """Plot contact probabilities [n, n]; known contacts [n, n] replace them below the diagonal."""
-    figure = new_figure(5.6, 5)
-    axes = figure.subplots()
     shown = predicted if known is None else np.triu(predicted) + np.tril(np.nan_to_num(known), -1)
     ends = (0.5, len(predicted) + 0.5)
-    image = axes.imshow(shown, cmap="Blues", vmin=0, vmax=1, extent=(*ends, *ends[::-1]), interpolation="nearest")
-    axes.set(xlabel="residue", ylabel="residue")
-    axes.set_title(plain(name), fontsize=9, wrap=True)
-    figure.colorbar(image, label="probability of a contact")
-    path.write_bytes(to_png(figure))
+    note = "" if known is None else "\nabove the diagonal: predicted, below: known"
+    with new_figure(3.5, 3.0) as figure:
+        axes = figure.subplots()
+        image = axes.imshow(shown, cmap="Blues", vmin=0, vmax=1, extent=(*ends, *ends[::-1]), interpolation="nearest")
+        axes.set(xlabel="residue", ylabel="residue")
+        axes.set_title(f"{plain(name)}, {len(predicted):,} residues{note}", wrap=True)
+        axes.spines[:].set_visible(True)
+        color_bar(axes, image, "probability of a contact")
+        write_atomic(path, render(figure, path.suffix))
 
 
-def plot_map(path: Path, points_N2: Floats, colors: Sequence[str] | None = None, name: str = "") -> None:
-    """Plot sequences as points [N, 2], colored by a number or by the most frequent categories."""
-    figure = new_figure(7, 5.5)
-    axes = _open_axes(figure)
-    size, (x, y) = float(np.clip(2000 / len(points_N2), 1, 20)), points_N2.T
-    if colors is None:
-        axes.scatter(x, y, s=size, color="tab:blue", linewidths=0)
-    elif (numbers := _numbers(colors := ["" if is_missing(color) else color for color in colors])) is not None:
-        image = axes.scatter(x, y, s=size, c=numbers, cmap="viridis", linewidths=0, plotnonfinite=False)
-        figure.colorbar(image, label=plain(name))
-    else:
-        _plot_categories(axes, points_N2, np.array(colors), name, size)
-    axes.set(xticks=[], yticks=[])
-    path.write_bytes(to_png(figure))
+def plot_map(
+    path: Path, points_N2: Floats, labels: Sequence[str], colors: Sequence[str] | None = None, name: str = ""
+) -> None:
+    """Plot sequences as points [N, 2], colored by a number or by the most frequent categories.
+
+    `labels` are those of the two axes, `name` that of the colors.
+    """
+    if not np.ptp(points_N2, axis=0).any():
+        raise UserError("there is one point, or all points are equal")
+    with new_figure(4.6, 3.3) as figure:
+        axes = figure.subplots()
+        x, y = points_N2.T
+        if colors is None:
+            plot_points(axes, x, y)
+        elif numbers := numbers_of(colors):
+            color_bar(axes, plot_points(axes, x, y, c=numbers, plotnonfinite=False), plain(name))
+        else:
+            _plot_categories(axes, points_N2, np.array(["" if is_missing(each) else each for each in colors]), name)
+        axes.set(xlabel=labels[0], ylabel=labels[1], title=f"n = {len(points_N2):,}")
+        write_atomic(path, render(figure, path.suffix))
 
 
-def _plot_categories(axes: "Axes", points_N2: Floats, colors: np.ndarray, name: str, size: float) -> None:
-    categories = [category for category, _ in Counter(colors[colors != ""].tolist()).most_common(_MAX_CATEGORIES)]
-    others = ~np.isin(colors, categories)
-    if others.any():
-        x, y = points_N2[others].T
-        axes.scatter(x, y, s=size, color="lightgray", linewidths=0, label="others")
-    for number, category in enumerate(categories):
-        x, y = points_N2[colors == category].T
-        axes.scatter(x, y, s=size, color=f"C{number}", linewidths=0, label=plain(category))
-    axes.legend(title=plain(name), frameon=False, fontsize=7, markerscale=20 / size**0.5 / 4.5, loc="center left",
-                bbox_to_anchor=(1, 0.5))  # fmt: skip
+def _plot_categories(axes: "Axes", points_N2: Floats, colors: np.ndarray, name: str) -> None:
+    """Plot the most frequent categories, each in a color of its own, in a random order, so that none hides others."""
+    categories = [category for category, _ in Counter(colors[colors != ""].tolist()).most_common(len(PALETTE) - 1)]
+    shades = dict(zip(categories, PALETTE, strict=False))
+    order = np.random.default_rng(0).permutation(len(colors))
+    x, y = points_N2[order].T
+    plot_points(axes, x, y, c=[shades.get(color, "lightgray") for color in colors[order].tolist()])
+    for category, shade in shades.items():
+        axes.scatter([], [], s=12, color=shade, label=f"{plain(category)} ({(colors == category).sum():,})")
+    if others := int((~np.isin(colors, categories)).sum()):
+        axes.scatter([], [], s=12, color="lightgray", label=f"others ({others:,})")
+    axes.legend(title=plain(name), loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def _numbers(colors: Sequence[str]) -> np.ndarray | None:
-    """Return the colors as numbers, nan for empty cells; None if a cell is not a number or all are empty."""
+def numbers_of(colors: Sequence[str]) -> list[float] | None:
+    """Return the colors as numbers, nan for missing ones; None if a cell is not a number or all are missing."""
     try:
-        numbers = np.array([float(color or "nan") for color in colors])
+        numbers = [math.nan if is_missing(color) else float(color) for color in colors]
     except ValueError:
         return None
-    return None if np.isnan(numbers).all() else numbers
-
-
-def _open_axes(figure: "Figure") -> "Axes":
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
+    return None if all(map(math.isnan, numbers)) else numbers

@@ -25,7 +25,7 @@ examples
   bionemo analysis contacts-fit esm2.nemo --input known.fasta --maps maps --output head.json
   bionemo analysis contacts esm2.nemo --head head.json --input proteins.fasta --output contacts
   bionemo analysis map --input embeddings.npz --output map.csv
-  bionemo analysis map esm2.nemo --input proteins.fasta --method pca --color Tax --output map.csv
+  bionemo analysis map esm2.nemo --input proteins.fasta --color Tax --output map.svg
 """
 _NEEDS_NO_MODEL = ("map", "label")  # of embeddings; with the model of the head
 _ABOUT = {  # texts in the help of a command
@@ -111,7 +111,9 @@ def _parser() -> ArgumentParser:
         add("--overwrite", action="store_true", help="replace existing output files")
         return add
 
-    table_help = "CSV file; a plot is written beside it as .png"
+    table_help = (
+        "CSV file, with a plot beside it as .png; or the plot, .png, .svg or .pdf, with the CSV file beside it"
+    )
     add = add_command("variants", "score variants of a protein without measurements")
     add("--sequence", help="wild type: a FASTA file, or its letters")
     add("--variants", type=Path, metavar="FILE", help="CSV file, or FASTA with headers such as >2810|name_R63P|0.873")
@@ -141,14 +143,20 @@ def _parser() -> ArgumentParser:
 
     add = add_command("map", "project embeddings of many sequences to two dimensions", "(for FASTA input)")
     add("--input", dest="input_path", type=Path, required=True, metavar="INPUT",
-        help=".npz or .h5 with id and embeddings, .h5 with a data set for each id, or FASTA with MODEL")  # fmt: skip
+        help="file with id and embeddings (.npz, .h5, .parquet), or a data set per id (.h5), or FASTA with MODEL",
+        )  # fmt: skip
     add("--pooling", default="mean", choices=["mean", "begin"], help="pooling of FASTA input (%(default)s)")
-    add("--method", default="umap", choices=["umap", "pca"], help="%(default)s")
+    add(
+        "--method",
+        default="pca",
+        choices=["pca", "umap"],
+        help="principal components, or UMAP, which is slower (%(default)s)",
+    )
     add("--neighbors", type=int, default=15, help="number of neighbors of each sequence (umap, %(default)s)")
     add("--seed", type=int, default=0, help="random seed (umap, %(default)s)")
-    add("--color", help="column of --table, array of the .npz, or key of the headers (Tax=...)")
+    add("--color", help="column of --table or .parquet, array of the .npz or .h5, or key of the headers (Tax=...)")
     add("--table", type=Path, metavar="CSV", help="table with a column id")
-    add("--output", type=Path, required=True, help=table_help)
+    add("--output", type=Path, required=True, help=f"{table_help}; or .h5ad for scanpy")
 
     add = add_command(
         "label", "predict labels with a head from `bionemo finetune`", "(default: the model of the head's training)"

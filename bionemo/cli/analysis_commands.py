@@ -7,20 +7,22 @@ The model is loaded after the inputs and outputs were checked.
 import re
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bionemo.analysis import contacts, files
-from bionemo.analysis.maps import make_reducer, project_to_2d, read_embeddings
+from bionemo.analysis import contacts, files, plots
+from bionemo.analysis.maps import axis_labels, make_reducer, project_to_2d, read_embeddings, write_anndata
 from bionemo.analysis.variant_files import infer_wild_type, parse_scores, rank_correlation, read_variants
 from bionemo.common.console import notify
-from bionemo.common.errors import UserError, shorten
+from bionemo.common.errors import UserError, describe, shorten
+from bionemo.common.figures import FORMATS
 from bionemo.data.letters import note_letters
 from bionemo.data.molecules.content_checks import report_unusable
 from bionemo.inference import load as loading
-from bionemo.inference.batching import max_tokens, tokenize, too_long_error
+from bionemo.inference.batching import max_tokens, tokenize
 from bionemo.inference.contacts import predict_contacts
 from bionemo.inference.fingerprint import provenance, write_provenance
 from bionemo.inference.invalid_molecules import find_invalid
@@ -37,8 +39,8 @@ _NOT_SETTINGS = ("command", "device", "model", "output", "overwrite", "precision
 
 def run_variants(options: Namespace) -> None:
     """Score the variants of a file."""
-    plot = _plot_path(options.output)
-    files.refuse_existing([options.output, plot], options.overwrite, [options.variants])
+    output, plot = _outputs(options.output)
+    files.refuse_existing([output, plot], options.overwrite, [options.variants])
     table, sequences = read_variants(options.variants)
     if "zero_shot" in table.columns:
         raise UserError(f"{table.path} has a column 'zero_shot' already: rename it")
@@ -47,8 +49,6 @@ def run_variants(options: Namespace) -> None:
     has_scores = options.score_column is not None or name in table.columns
     measured = None
     if has_scores:
-        from bionemo.analysis.plots import plot_scores
-
         cells = table.column(name, "name one with --score-column")
         measured = parse_scores(table, cells, "leave the cell empty, or name another column with --score-column")
     if options.sequence is not None:
@@ -64,7 +64,7 @@ def run_variants(options: Namespace) -> None:
         for text, location in zip(mutants, table.locations, strict=True)
         for mutation in parse_mutations(text, location)
     }
-    with files.staged_file(options.output) as file:
+    with files.staged_file(output) as file:
         model = _load(options)
         note_letters(model.network.vocabulary, [(wild_type, "the wild type")])
         with progress_bar("scoring", len(positions), "residues") as advance:
@@ -73,24 +73,21 @@ def run_variants(options: Namespace) -> None:
             )
         rows = [[*row, score] for row, score in zip(table.rows, _format(scores), strict=True)]
         files.write_table(file, [*table.columns, "zero_shot"], rows)
-        write_provenance(options.output, _provenance(options, model))
-    print(f"{len(scores):,} variants: {options.output}")
+    write_provenance(output, _provenance(options, model))
+    print(f"{len(scores):,} variants: {output}")
     if measured is not None and not np.isnan(measured).all():
         rho, count = rank_correlation(scores, measured)
-        with files.staged_file(plot) as file:
-            plot_scores(file, scores, measured, rho, name)
-        print(f"Spearman's rho {rho:.4f} with {count:,} measured values of {name!r}: {plot}")
+        plotted = _draw(plots.plot_scores, plot, scores, measured, name)
+        print(f"Spearman's rho {rho:.4f} with {count:,} measured values of {name!r}: {plotted}")
 
 
 def run_scan(options: Namespace) -> None:
     """Score every substitution at every position of a protein."""
-    from bionemo.analysis.plots import plot_scan
-
     if options.sequence is None:
         raise UserError("--scan needs the wild type: give it with --sequence, a FASTA file or its letters")
-    plot, wild_type = _plot_path(options.output), files.read_sequence(options.sequence)
-    files.refuse_existing([options.output, plot], options.overwrite, [Path(options.sequence)])
-    with files.staged_file(options.output) as file, files.staged_file(plot) as plot_file:
+    (output, plot), wild_type = _outputs(options.output), files.read_sequence(options.sequence)
+    files.refuse_existing([output, plot], options.overwrite, [Path(options.sequence)])
+    with files.staged_file(output) as file:
         model = _load(options)
         note_letters(model.network.vocabulary, [(wild_type, "the wild type")])
         wild_type = wild_type.upper()
@@ -99,15 +96,13 @@ def run_scan(options: Namespace) -> None:
         numbered = enumerate(zip(wild_type, scores, strict=True), 1 + options.offset)
         rows = [[number, letter, *_format(row)] for number, (letter, row) in numbered]
         files.write_table(file, ["position", "wild_type", *AMINO_ACIDS], rows)
-        plot_scan(plot_file, scores, wild_type, options.offset)
-        write_provenance(options.output, _provenance(options, model))
-    print(f"{len(wild_type):,} residues: {options.output}, {plot}")
+    write_provenance(output, _provenance(options, model))
+    plotted = _draw(plots.plot_scan, plot, scores, wild_type, options.offset)
+    print(f"{len(wild_type):,} residues: {output}, {plotted}")
 
 
 def run_contacts(options: Namespace) -> None:
     """Predict the contacts of each protein."""
-    from bionemo.analysis.plots import plot_contacts
-
     contact_head, weights = contacts.read_contact_head(options.head) if options.head else (None, None)
     records = files.read_fasta(options.input_path)
     names = _file_names(records, options.input_path)
@@ -133,14 +128,15 @@ def run_contacts(options: Namespace) -> None:
                     if np.triu(known == 1, nearest).any():
                         found.append([contacts.precision(predicted, known, part, nearest) for part in (1, 5)])
             table, plot = outputs[number]
-            with files.staged_file(table) as file, files.staged_file(plot) as plot_file:
+            with files.staged_file(table) as file:
                 i, j = np.triu_indices(len(predicted), 1)
                 pairs = np.stack([i + 1, j + 1, predicted[i, j]], axis=1)
                 np.savetxt(file, pairs, fmt="%d,%d,%.6g", header="i,j,probability", comments="")
-                plot_contacts(plot_file, predicted, record["id"], known)
-                write_provenance(table, _provenance(options, model))
+            write_provenance(table, _provenance(options, model))
+            plotted = _draw(plots.plot_contacts, plot, predicted, record["id"], known)
             advance(1)
-    print(f"{_count(len(records), 'contact map')}: {options.output}")
+    missing = plotted if plotted != str(plot) else ""
+    print(f"{_count(len(records), 'contact map')}: {' '.join(filter(None, [str(options.output), missing]))}")
     if known_maps is not None:
         print("precision of the most likely contacts (L: length of the protein)")
         for nearest, found in precisions.items():
@@ -167,15 +163,13 @@ def run_contacts_fit(options: Namespace) -> None:
 
 def run_map(options: Namespace) -> None:
     """Project the embeddings of many sequences to two dimensions."""
-    from bionemo.analysis.plots import plot_map
-
-    plot = _plot_path(options.output)
-    files.refuse_existing([options.output, plot], options.overwrite, [options.input_path, options.table])
+    output, plot = _outputs(options.output)
+    files.refuse_existing([output, plot], options.overwrite, [options.input_path, options.table])
     if options.table and not options.color:
         raise UserError("--table needs --color: name the column of the colors")
     make_reducer(options.method, options.neighbors, options.seed)  # reports a missing installation at once
     own_color = None if options.table else options.color
-    with files.staged_file(options.output) as file, files.staged_file(plot) as plot_file:
+    with files.staged_file(output) as file:
         if files.is_fasta(options.input_path):
             ids, embeddings, colors, model = _embed(options, own_color)
         else:
@@ -183,12 +177,17 @@ def run_map(options: Namespace) -> None:
         if options.table:
             colors = _read_colors(options.table, options.color or "", ids, options.input_path)
         points_N2 = project_to_2d(embeddings, options.method, options.neighbors, options.seed)
-        extra = [[each] for each in colors] if colors else [[]] * len(ids)
-        rows = [[name, *_format(point), *more] for name, point, more in zip(ids, points_N2, extra, strict=True)]
-        files.write_table(file, ["id", "x", "y", *([options.color] if colors and options.color else [])], rows)
-        plot_map(plot_file, points_N2, colors, options.color or "")
-        write_provenance(options.output, _provenance(options, model))
-    print(f"{len(ids):,} sequences: {options.output}, {plot}")
+        if output.suffix == ".h5ad":
+            cells = {options.color: plots.numbers_of(colors) or colors} if colors else {}
+            write_anndata(file, {"_index": ids, **cells}, embeddings, f"X_{options.method}", points_N2)
+        else:
+            extra = [[each] for each in colors] if colors else [[]] * len(ids)
+            rows = [[name, *_format(point), *more] for name, point, more in zip(ids, points_N2, extra, strict=True)]
+            files.write_table(file, ["id", "x", "y", *([options.color] if colors and options.color else [])], rows)
+    write_provenance(output, _provenance(options, model))
+    labels = axis_labels(options.method, embeddings, points_N2)
+    plotted = _draw(plots.plot_map, plot, points_N2, labels, colors, options.color or "")
+    print(f"{len(ids):,} sequences: {output}, {plotted}")
 
 
 def run_label(options: Namespace) -> None:
@@ -250,13 +249,9 @@ def _embed(options: Namespace, color: str | None) -> tuple[list[str], Floats, li
     if color and not any(color in record for record in records):
         raise UserError(f"{path}: no header has {color}=...: name another key, or add --table")
     model = _load(options)
-    max_length = max_tokens(model.network)
-    ids = [tokenize(model.network.vocabulary, record["sequence"], record["id"]) for record in records]
-    longest = max(range(len(ids)), key=lambda number: len(ids[number]))
-    if len(ids[longest]) > max_length:
-        remedy = "embed the file with `bionemo predict`, which can truncate it, and use its .npz file"
-        raise too_long_error(records[longest]["id"], len(ids[longest]), max_length, remedy)
-    _note_letters(model, records, path)
+    ids = model.ids(
+        [each["sequence"] for each in records], [f"{path}: {each['id']}" for each in records], truncate=True
+    )
     parts = []
     with progress_bar("embedding", len(records), "sequences") as advance:
         for first in range(0, len(records), _BATCH):
@@ -286,12 +281,22 @@ def _format(values: Floats) -> list[str]:
     return [f"{value:.7g}" for value in values.tolist()]
 
 
-def _plot_path(output: Path) -> Path:
+def _outputs(output: Path) -> tuple[Path, Path]:
+    """Return the paths of the table and the plot; `output` is one of them, by its extension."""
     if not output.name:
         raise UserError(f"--output {output} is a directory: name a file")
-    if output.suffix == ".png":
-        raise UserError(f"--output {output} is the table: name it .csv, the plot is written beside it")
-    return output.with_suffix(".png")
+    if output.suffix in FORMATS:
+        return output.with_suffix(".csv"), output
+    return output, output.with_suffix(".png")
+
+
+def _draw(draw: Callable[..., None], path: Path, *arguments: Any) -> str:
+    """Draw a plot; return its path for the summary, or why there is none: the results are complete without it."""
+    try:
+        draw(path, *arguments)
+    except (UserError, OSError) as error:
+        return f"(there is no {path}: {describe(error)})"
+    return str(path)
 
 
 def _file_names(records: list[dict[str, str]], path: Path) -> list[str]:

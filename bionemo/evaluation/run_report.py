@@ -19,8 +19,10 @@ import yaml
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError, optional_dependency
+from bionemo.common.figures import PALETTE
 from bionemo.common.redaction import redact_arguments, redact_text, redact_tree
 from bionemo.common.regular import load_json
+from bionemo.evaluation.events import read_scalars
 from bionemo.evaluation.html import html_page, html_table, write_page
 
 _BUCKETS = 1000  # of a curve; the smallest and the largest value of each is shown
@@ -31,7 +33,6 @@ _CURVES = (  # title, logarithmic, metrics with their line widths
     ("tokens/s", False, (("tokens_per_second", 1.0),)),
 )
 _NOT_SHOWN = {"hp_metric", "global_step", "consumed_samples", "epoch", "train_step_timing in s", "val_perplexity"}
-_COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
 _LINES = 100  # of the log
 _MAX_BYTES = 1 << 20  # of run.json
 
@@ -46,17 +47,16 @@ class Run:
     @cached_property
     def curves(self) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
         """Steps and values of each metric; of a step that was trained again, the last value."""
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        curves: dict[str, dict[int, float]] = {}
-        for directory in (*self._earlier(), self.path):
-            events = EventAccumulator(str(directory), size_guidance={"scalars": 0}).Reload()
-            for tag in events.Tags()["scalars"]:
-                curves.setdefault(tag, {}).update((event.step, event.value) for event in events.Scalars(tag))
-        return {
-            tag: (np.array(sorted(points), np.int64), np.array([points[step] for step in sorted(points)], np.float64))
-            for tag, points in curves.items()
-        }
+        parts: dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = {}
+        for path in (path for each in (*self._earlier(), self.path) for path in sorted(each.glob("*.tfevents.*"))):
+            for tag, steps, values in read_scalars(path):
+                parts.setdefault(tag, []).append((steps, values))
+        curves = {}
+        for tag, found in parts.items():
+            steps, values = (np.concatenate(each)[::-1] for each in zip(*found, strict=True))
+            known, last = np.unique(steps, return_index=True)
+            curves[tag] = (known, values[last])
+        return curves
 
     def _earlier(self) -> list[Path]:
         """Return the directories with the logs of earlier starts, the first start first."""
@@ -241,7 +241,7 @@ def _curve(
 
     more: dict[str, Any] = {"x_range": x_range} if x_range is not None else {}
     plot: Any = figure(
-        title=title, height=280, sizing_mode="stretch_width", x_axis_label="step", output_backend="canvas",
+        height=280, sizing_mode="stretch_width", x_axis_label="step", y_axis_label=title, output_backend="canvas",
         y_axis_type="log" if logarithmic else "linear", tools="pan,box_zoom,wheel_zoom,reset,save", **more,
     )  # fmt: skip
     plot.toolbar.logo, plot.min_border_left = None, 75
@@ -252,7 +252,7 @@ def _curve(
             label = " ".join(filter(None, (run.name if len(runs) > 1 else "", tag if len(metrics) > 1 else "")))
             dash = "dashed" if width > 2 and len(runs) > 1 else "solid"
             style = {
-                "color": _COLORS[(metrics.index((tag, width)) if len(runs) == 1 else number) % len(_COLORS)],
+                "color": PALETTE[(metrics.index((tag, width)) if len(runs) == 1 else number) % len(PALETTE)],
                 "source": {"x": steps, "y": values},
                 **({"legend_label": label} if label else {}),
             }

@@ -24,11 +24,12 @@ from bionemo.finetuning import metrics
 from bionemo.finetuning.heads import Head
 from bionemo.finetuning.labels import Split, is_labelled
 from bionemo.finetuning.load_head import read_trained_head
+from bionemo.finetuning.plots import plot_run
 from bionemo.finetuning.task_data import TaskData
 from bionemo.inference.fingerprint import digest
 from bionemo.megatron.finite import all_finite
 
-_MAX_LABELS = 20  # classes that are named in the plot
+_MAX_LABELS = 20  # that a note names
 HEAD, PREDICTIONS, REPORT, PLOT, ADAPTER = (  # written in this order
     "head.safetensors", "test_predictions.csv", "report.json", "report.png", "adapter",
 )  # fmt: skip
@@ -84,7 +85,7 @@ def check_results(directory: Path, fingerprint: str) -> bool:
     Raises:
         UserError: if it holds results of another run, or other files with their names.
     """
-    found = [name for name in (HEAD, REPORT, PLOT, PREDICTIONS, ADAPTER) if (directory / name).exists()]
+    found = [name for name in (HEAD, REPORT, PLOT, "report.svg", PREDICTIONS, ADAPTER) if (directory / name).exists()]
     if found and (found[0] != HEAD or read_trained_head(directory / HEAD).run != fingerprint):
         raise UserError(
             f"{directory / found[0]} belongs to another run and would be replaced: choose another "
@@ -96,7 +97,7 @@ def check_results(directory: Path, fingerprint: str) -> bool:
 def write_results(
     results: Results, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...], wild_type: str | None = None
 ) -> None:
-    """Write `head.safetensors`, `test_predictions.csv`, `report.json` and `report.png`, and print a summary.
+    """Write `head.safetensors`, `test_predictions.csv`, `report.json`, `report.svg` and `report.png`; print a summary.
 
     Raises:
         OSError: if a file cannot be written; each file is complete or unchanged.
@@ -145,8 +146,17 @@ def write_results(
     write_atomic(directory / REPORT, text + "\n")
     tested = f", {PREDICTIONS}" if results.test else ""
     names = f"{HEAD}{tested}, {REPORT} and {PLOT}"
+    data = cfg.model.data
+    target = data.target_column if isinstance(data.target_column, str) else ", ".join(data.target_column)
+    unit = "nats"
+    if "regression" in data.task_type:
+        unit = "variances of the targets" if classes else "squared units of the target"
     try:
-        write_atomic(directory / PLOT, _plot(results, classes, report))
+        plots = plot_run(
+            history, results.test, classes, report.get("confusion"), report.get("test_targets"), target, unit
+        )
+        for suffix, plot in plots.items():
+            write_atomic((directory / PLOT).with_suffix(suffix), plot)
     except UserError as error:
         names = f"{HEAD}{tested} and {REPORT} (there is no {PLOT}: {error})"
     summary = ", ".join(f"{name} {value:.4g}" for name, value in test_metrics.items())
@@ -184,43 +194,6 @@ def _predictions(
     for name, values in columns.items():
         frame[[f"{name}_{each}" for each in classes] or [name]] = values
     return frame.to_csv(index=False, float_format="%.7g")
-
-
-def _plot(results: Results, classes: Sequence[str], report: Mapping[str, Any]) -> bytes:
-    """Plot the losses, and the confusion matrix, a scatter plot or a metric of each target of the test split."""
-    from sklearn.metrics import ConfusionMatrixDisplay, PredictionErrorDisplay
-
-    from bionemo.common.figures import new_figure, to_png
-
-    figure = new_figure(10, 4)
-    left, right = figure.subplots(1, 2)
-    history = results.history
-    epochs = [each["epoch"] for each in history]
-    for name in ("train_loss", "val_loss"):
-        if history and name in history[0]:
-            left.plot(epochs, [each[name] for each in history], label=name.replace("_loss", ""))
-    left.set(xlabel="epoch", ylabel="loss")
-    left.legend()
-    if results.test is None:
-        right.set_axis_off()
-    elif "confusion" in report:
-        counts = np.array(report["confusion"], float)
-        shares = counts / counts.sum(1, keepdims=True).clip(1)  # of the samples of each class
-        matrix = ConfusionMatrixDisplay(shares, display_labels=classes if len(classes) <= _MAX_LABELS else None)
-        matrix.plot(ax=right, include_values=False, xticks_rotation="vertical", cmap="Blues")
-        if len(classes) > _MAX_LABELS:
-            right.set(xticks=[], yticks=[])
-    elif classes:
-        metric = "spearman" if results.test[1].is_floating_point() else "auprc"
-        names = [*classes[_MAX_LABELS - 1 :: -1]]
-        right.barh(names, [report["test_targets"][name].get(metric, 0.0) for name in names])
-        right.set(xlabel=f"{metric} of the test split{f', first {_MAX_LABELS}' if classes[_MAX_LABELS:] else ''}")
-    else:
-        predictions_RC, targets_R = results.test
-        PredictionErrorDisplay(y_true=targets_R.cpu().numpy(), y_pred=predictions_RC.squeeze(1).cpu().numpy()).plot(
-            ax=right, kind="actual_vs_predicted"
-        )
-    return to_png(figure)
 
 
 def print_line(line: str) -> None:

@@ -18,6 +18,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
+from bionemo.common.figures import new_figure, render
 from bionemo.config.schema.preparation import SequencesJob
 from bionemo.data.proteins.similarity import HELD_OUT, RelativeSearch, divide_records, join_clusters
 from bionemo.preparation.chunks import Chunk
@@ -145,12 +146,10 @@ def split_by_similarity(
 
 
 def _plot(identities: list[NDArray[np.float64]], threshold: float) -> bytes:
-    from bionemo.common.figures import new_figure, to_png
-
-    figure = new_figure(6)
-    axes = figure.subplots()
-    axes.hist(identities, 20, range=(0, 1), label=["split=similarity", "split=random"])
-    axes.axvline(threshold, color="black", linestyle="--", label="min_seq_id")
-    axes.set(xlabel="identity to the nearest training sequence", ylabel="held-out records")
-    axes.legend()
-    return to_png(figure)
+    with new_figure(3.5, 2.6) as figure:
+        axes = figure.subplots()
+        axes.hist(identities, 20, range=(0, 1), label=["split=similarity", "split=random"])
+        axes.axvline(threshold, color="black", linestyle="--", linewidth=0.8, label=f"min_seq_id={threshold:g}")
+        axes.set(xlabel="identity to the nearest training sequence", ylabel="held-out records")
+        figure.legend(loc="outside upper left", ncols=3, columnspacing=1)
+        return render(figure)

@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from bionemo.common.errors import UserError
+from bionemo.common.figures import PALETTE, new_figure, render
 from bionemo.common.files import write_atomic
 
 log = logging.getLogger(__name__)
@@ -57,29 +58,25 @@ class LossCurve(pl.Callback):
             return
         with pl_module.throughput.paused():
             try:
-                from bionemo.common.figures import new_figure, to_png
+                with new_figure(3.5, 2.6) as figure:
+                    self._draw(figure)
+                    write_atomic(self.path, render(figure))
             except UserError as error:
                 self._warn(f"there is no {FILE_NAME}: {error}")
-                return
-            figure = new_figure(7, 4)
-            axes = figure.subplots()
-            if self.train:
-                style = "-" if len(self.train) > 1 else "o"
-                axes.plot(*zip(*self.train, strict=True), style, color="tab:blue", lw=0.8, alpha=0.7, label="training")
-            if self.validation:
-                axes.plot(*zip(*self.validation, strict=True), "o-", color="tab:red", markersize=3, label="validation")
-            for label, value in self.references.items():
-                axes.axhline(value, color="gray", linestyle=":", linewidth=1)
-                axes.annotate(
-                    label, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
-                )
-            axes.set(xlabel="step", ylabel="loss")
-            axes.legend(frameon=False)
-            axes.spines[["top", "right"]].set_visible(False)
-            try:
-                write_atomic(self.path, to_png(figure))
             except OSError as error:  # training continues
                 self._warn(f"{self.path} cannot be written ({error.strerror or error})")
+
+    def _draw(self, figure: Any) -> None:
+        axes = figure.subplots()
+        if self.train:
+            style = "-" if len(self.train) > 1 else "o"
+            axes.plot(*zip(*self.train, strict=True), style, linewidth=0.6, alpha=0.8, label="training")
+        if self.validation:
+            axes.plot(*zip(*self.validation, strict=True), "o-", color=PALETTE[1], label="validation")
+        for number, (label, value) in enumerate(self.references.items()):
+            axes.axhline(value, color="black", linestyle=(0, (1 + 3 * number, 2)), linewidth=0.8, label=label)
+        axes.set(xlabel="step", ylabel="loss, nats per target token")
+        figure.legend(loc="outside upper left", ncols=2)
 
     def _warn(self, message: str) -> None:
         if not self._warned:

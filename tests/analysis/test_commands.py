@@ -8,10 +8,14 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
+import h5py
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
+from sklearn.decomposition import PCA
 
 import bionemo
 from bionemo.analysis.contacts import fit_contact_head
@@ -174,7 +178,6 @@ TABLE = "variant,score\nK2A,1\n"
          "with M1A, as inferred from the first record"),
         (">1|a_K3A|1\nMA\n", ["--variants", "x"], "x: 1|a_K3A|1, K3A: the sequence has residues 1 to 2"),
         (">1|a_K2A|1\nMA\n>2|a_M1A|1\nAK\n", ["--scan", "--sequence", "x"], "x holds 2 sequences: give a file with"),
-        (TABLE, ["--variants", "x", "--output", "y.png"], "--output y.png is the table: name it .csv"),
         (TABLE, ["--variants", "x", "--sequence", WILD_TYPE, "--output", "d"], "d is a directory: name a file in it"),
         (TABLE, ["--variants", "x", "--sequence", WILD_TYPE, "--output", "x/y"], "x/y cannot be written ("),
         (TABLE, ["--variants", "x", "--sequence", WILD_TYPE, "--model", "none"], "none: there is no such checkpoint"),
@@ -304,6 +307,113 @@ def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, protei
     assert all(is_picture(tmp_path / f"{name}.png") for name in "abcd")
 
 
+def texts_of(path: Path) -> list[str]:
+    """Return the texts of an .svg file."""
+    return [
+        "".join(each.itertext()).strip() for each in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
+    ]
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_the_extension_of_the_plot(
+    suffix: str, magic: bytes, run: Run, tmp_path: Path, path: Path, proteins: list[str]
+) -> None:
+    """The table is beside a plot that `--output` names."""
+    output = run("map", "--model", path, "--input", "x.fasta", "--color", "Tax", "--output", f"a{suffix}")
+    assert output == f"6 sequences: a.csv, a{suffix}\n"
+    assert (tmp_path / f"a{suffix}").read_bytes().startswith(magic)
+    assert len(rows_of(tmp_path / "a.csv")) == 7
+    output = run("variants", "--model", path, "--sequence", WILD_TYPE, "--scan", "--output", f"s{suffix}")
+    assert output == f"20 residues: s.csv, s{suffix}\n"
+    assert (tmp_path / f"s{suffix}").read_bytes().startswith(magic)
+
+
+def test_texts_of_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, proteins: list[str]) -> None:
+    """The explained variance is that of scikit-learn; categories have their number of sequences."""
+    run("map", "--model", path, "--input", "x.fasta", "--color", "Tax", "--output", "a.svg")
+    shares = PCA(2).fit(model.embed(proteins).astype(np.float64)).explained_variance_ratio_
+    labels = {f"PC {number} ({100 * share:.1f} % of the variance)" for number, share in enumerate(shares, 1)}
+    assert set(texts_of(tmp_path / "a.svg")) >= labels | {"n = 6", "Tax", "kind 0 (3)", "kind 1 (3)"}
+    run("map", "--model", path, "--input", "x.fasta", "--color", "n", "--output", "b.svg")
+    assert set(texts_of(tmp_path / "b.svg")) >= {"n = 6", "n"}
+
+
+def test_long_sequences_of_a_map_are_truncated(
+    run: Run, tmp_path: Path, path: Path, model: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[tuple[object, ...]] = []
+    monkeypatch.setattr("bionemo.inference.model.note_long", lambda *details: notes.append(details))
+    texts = [WILD_TYPE * 5, WILD_TYPE, WILD_TYPE[:9]]
+    (tmp_path / "x.fasta").write_text("".join(f">p{n}\n{text}\n" for n, text in enumerate(texts)))
+    run("map", "--model", path, "--input", "x.fasta", "--output", "a.csv")
+    assert notes == [("x.fasta: p0", 1, 94, "truncate")]
+    np.savez("x.npz", id=np.arange(3), embeddings=model.embed([text[:94] for text in texts]))
+    run("map", "--input", "x.npz", "--output", "b.csv")
+    assert [row[1:] for row in rows_of(tmp_path / "a.csv")] == [row[1:] for row in rows_of(tmp_path / "b.csv")]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_map_that_cannot_be_drawn(run: Run, tmp_path: Path, count: int) -> None:
+    np.savez(tmp_path / "x.npz", id=np.arange(count), embeddings=np.ones((count, 8)))
+    output = run("map", "--input", "x.npz", "--output", "a.csv")
+    problem = "there is one point, or all points are equal"
+    assert output == f"{count} sequences: a.csv, (there is no a.png: {problem})\n"
+    assert [row[1:] for row in rows_of(tmp_path / "a.csv")[1:]] == [["0", "0"]] * count
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.csv", "x.npz"]
+
+
+def test_results_without_matplotlib(
+    run: Run, tmp_path: Path, path: Path, proteins: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command writes its table, says why there is no plot, and ends with status 0."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    (tmp_path / "x.csv").write_text("variant,score\nK2A,1\nA4G,2\n")
+    given = ["--sequence", WILD_TYPE]
+    for words, table in (
+        (["variants", *given, "--scan", "--output", "s.svg"], "s.csv"),
+        (["variants", *given, "--variants", "x.csv", "--output", "v.csv"], "v.csv"),
+        (["contacts", "--input", "x.fasta", "--output", "out"], "out/p5.csv"),
+        (["map", "--input", "x.fasta", "--output", "m.csv"], "m.csv"),
+    ):
+        output = run(*words, "--model", path)
+        assert "(there is no " in output and "a plot requires the extra 'plots' of bionemo" in output
+        assert (tmp_path / table).is_file()
+    assert not [*tmp_path.rglob("*.png"), *tmp_path.rglob("*.svg")]
+
+
+def test_variants_that_cannot_be_plotted(run: Run, tmp_path: Path, path: Path) -> None:
+    (tmp_path / "x.csv").write_text("variant,score\nK2A,1\nA4G,1\n")
+    output = run("variants", "--model", path, "--sequence", WILD_TYPE, "--variants", "x.csv", "--output", "v.csv")
+    assert (
+        "rho nan with 2 measured values of 'score': (there is no v.png: Spearman's \u03c1 is not defined: " in output
+    )
+    assert len(rows_of(tmp_path / "v.csv")) == 3
+
+
+@pytest.mark.parametrize(("color", "expected"), [("n", [0, 1, 2, 3, 4, 5]), ("Tax", ["kind 0", "kind 1"] * 3)])
+def test_anndata(
+    color: str, expected: list[Any], run: Run, tmp_path: Path, path: Path, model: TrainedModel, proteins: list[str]
+) -> None:
+    """The elements of the format; anndata itself reads the file if it is installed."""
+    output = run("map", "--model", path, "--input", "x.fasta", "--color", color, "--output", "a.h5ad")
+    assert output == "6 sequences: a.h5ad, a.png\n"
+    run("map", "--model", path, "--input", "x.fasta", "--output", "b.csv")
+    points = [[float(cell) for cell in row[1:3]] for row in rows_of(tmp_path / "b.csv")[1:]]
+    with h5py.File(tmp_path / "a.h5ad") as file:
+        assert dict(file.attrs) == {"encoding-type": "anndata", "encoding-version": "0.1.0"}
+        np.testing.assert_array_equal(file["X"][:], model.embed(proteins))
+        np.testing.assert_allclose(file["obsm/X_pca"][:], points, rtol=1e-5)
+        assert file["obs"].attrs["column-order"].tolist() == [color]
+        assert file["obs/_index"].asstr()[:].tolist() == [f"p{n}" for n in range(6)]
+        cells = file["obs"][color]
+        assert (cells.asstr() if isinstance(expected[0], str) else cells)[:].tolist() == expected
+    anndata = pytest.importorskip("anndata")
+    found = anndata.read_h5ad(tmp_path / "a.h5ad")
+    np.testing.assert_array_equal(found.X, model.embed(proteins))
+    assert found.obs[color].tolist() == expected and found.obs_names.tolist() == [f"p{n}" for n in range(6)]
+    np.testing.assert_allclose(found.obsm["X_pca"], points, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -317,10 +427,6 @@ def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, protei
         (["--input", "x.fasta", "--model", "M", "--color", "kind", "--table", "kinds.csv"], "kinds.csv: none of its "
          "ids is in x.fasta: use the same ids in both"),
         (["--input", "x.fasta", "--table", "kinds.csv"], "--table needs --color"),
-        (["--input", "long.fasta", "--model", "M"],
-         "b has 95 tokens, but the model accepts at most 94 without begin and end tokens: embed the file"),
-        (["--input", "few.fasta", "--model", "M", "--method", "pca"], "embeddings of shape (1, 32): a map needs"),
-        (["--input", "x.fasta", "--output", "a.png"], "--output a.png is the table"),
     ],
 )  # fmt: skip
 def test_user_errors_of_maps(
@@ -330,12 +436,11 @@ def test_user_errors_of_maps(
     monkeypatch.setitem(sys.modules, "umap", None)
     (tmp_path / "kinds.csv").write_text("id,kind\nq1,one\n")
     (tmp_path / "few.fasta").write_text(">a\nMK\n")
-    (tmp_path / "long.fasta").write_text(">a\nMK\n>b\n" + "A" * 95 + "\n")
     found = run(
         "map", "--method", "pca", "--output", "out.csv", *(str(path) if word == "M" else word for word in arguments)
     )
     assert f"error: {message}" in found
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["few.fasta", "kinds.csv", "long.fasta", "x.fasta"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["few.fasta", "kinds.csv", "x.fasta"]
 
 
 def test_contacts_that_cannot_be_predicted(run: Run, tmp_path: Path, path: Path) -> None:

@@ -8,9 +8,12 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
+from sklearn.decomposition import PCA
 
-from bionemo.analysis.maps import project_to_2d, read_embeddings
+from bionemo.analysis.maps import axis_labels, project_to_2d, read_embeddings
 from bionemo.common.errors import UserError
 
 
@@ -21,14 +24,26 @@ def clouds(number: int, size: int = 16) -> np.ndarray:
     return (middles + generator.normal(size=(3, number, size))).reshape(-1, size).astype(np.float32)
 
 
-def test_principal_components() -> None:
-    """Compare with a singular value decomposition, up to signs."""
-    x_ND = clouds(20)
-    found = project_to_2d(x_ND, "pca")
+@pytest.mark.parametrize("count", [20, 3, 1])
+def test_principal_components(count: int) -> None:
+    """Compare with a singular value decomposition, up to signs; more and fewer sequences than dimensions."""
+    x_ND = clouds(count) + 1000
+    found = project_to_2d(x_ND)
     assert found.dtype == np.float32
     left, scale, _ = np.linalg.svd(x_ND - x_ND.mean(0), full_matrices=False)
     np.testing.assert_allclose(np.abs(found), np.abs(left[:, :2] * scale[:2]), rtol=1e-3, atol=1e-3)
     assert (project_to_2d(x_ND, "pca") == found).all()
+    shares = PCA(2).fit(x_ND.astype(np.float64)).explained_variance_ratio_
+    expected = [f"PC {number} ({100 * share:.1f} % of the variance)" for number, share in enumerate(shares, 1)]
+    assert axis_labels("pca", x_ND, found) == expected
+
+
+def test_equal_embeddings() -> None:
+    for count in (1, 5):
+        x_ND = np.ones((count, 4), np.float32)
+        found = project_to_2d(x_ND)
+        assert found.tolist() == [[0, 0]] * count
+        assert axis_labels("pca", x_ND, found)[0] == "PC 1 (0.0 % of the variance)"
 
 
 def test_options_are_passed_to_umap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,16 +63,20 @@ def test_options_are_passed_to_umap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert arguments == {"n_neighbors": 7, "random_state": 3, "n_jobs": 1}
     assert found.dtype == np.float32
     assert (found == x_ND[:, :2]).all()
-    project_to_2d(x_ND[:5])
+    project_to_2d(x_ND[:5], "umap")
     assert arguments["n_neighbors"] == 4  # there are not more samples
+    with pytest.raises(
+        UserError, match=r"embeddings of shape \(3, 16\): a map by umap needs \[N, D\], N of 4 or more"
+    ):
+        project_to_2d(x_ND[:3], "umap")
 
 
 @pytest.mark.slow
 def test_umap() -> None:
     pytest.importorskip("umap")
     x_ND = clouds(30)
-    found = project_to_2d(x_ND)
-    assert (project_to_2d(x_ND) == found).all()
+    found = project_to_2d(x_ND, "umap")
+    assert (project_to_2d(x_ND, "umap") == found).all()
     middles = found.reshape(3, 30, 2).mean(1)
     nearest = np.linalg.norm(found[:, None] - middles, axis=-1).argmin(1)
     assert (nearest == np.arange(90) // 30).all()
@@ -66,13 +85,13 @@ def test_umap() -> None:
 def test_umap_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "umap", None)
     with pytest.raises(UserError, match=r"umap \(pca needs no package\) requires .* pip install .*'umap-learn"):
-        project_to_2d(clouds(5))
+        project_to_2d(clouds(5), "umap")
 
 
 @pytest.mark.parametrize(
     ("x_ND", "options", "message"),
     [
-        (clouds(1), {"method": "pca"}, r"embeddings of shape \(3, 16\): a map needs \[N, D\], N of 4 or more, D of 2"),
+        (clouds(1)[:0], {}, r"shape \(0, 16\): a map by pca needs \[N, D\], N of 1 or more, D of 2"),
         (clouds(5)[:, :1], {"method": "pca"}, r"shape \(15, 1\)"),
         (clouds(5)[0], {"method": "pca"}, r"shape \(16,\)"),
         (
@@ -80,8 +99,8 @@ def test_umap_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
             {"method": "pca"},
             "the embedding of sequence 8 is not finite",
         ),
-        (clouds(5), {"method": "tsne"}, "method='tsne' is unknown: choose from umap, pca"),
-        (clouds(5), {"neighbors": 1}, "neighbors=1: UMAP needs 2 or more"),
+        (clouds(5), {"method": "tsne"}, "method='tsne' is unknown: choose from pca, umap"),
+        (clouds(5), {"method": "umap", "neighbors": 1}, "neighbors=1: UMAP needs 2 or more"),
     ],
 )
 def test_invalid_embeddings(x_ND: np.ndarray, options: dict[str, Any], message: str) -> None:
@@ -154,3 +173,26 @@ def test_embeddings_in_h5_files(tmp_path: Path) -> None:
     (tmp_path / "x.h5").write_text("no file of this kind")
     with pytest.raises(UserError, match=r"x\.h5 cannot be read"):
         read_embeddings(tmp_path / "x.h5")
+
+
+def test_a_parquet_file(tmp_path: Path) -> None:
+    path, x_ND = tmp_path / "x.parquet", clouds(2)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(x_ND.ravel()), x_ND.shape[1])
+    parquet.write_table(
+        pa.table({"id": list("abcdef"), "embeddings": vectors, "mass": pa.array([1, 2, None, 4, 5, 6])}), path
+    )
+    ids, found, colors = read_embeddings(path, "mass")
+    assert (ids, colors) == (list("abcdef"), ["1.0", "2.0", "nan", "4.0", "5.0", "6.0"])
+    assert (found == x_ND).all()
+    with pytest.raises(UserError, match=r"x.parquet has no array 'charge'"):
+        read_embeddings(path, "charge")
+    for lists, problem in (
+        ([[1.0], [1.0, 2.0]], "not a .parquet file of plain arrays"),
+        (["a", "b"], "not a .parquet"),
+    ):
+        parquet.write_table(pa.table({"id": ["a", "b"], "embeddings": lists}), path)
+        with pytest.raises(UserError, match=problem):
+            read_embeddings(path)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"x.parquet is not a .parquet file"):
+        read_embeddings(path)

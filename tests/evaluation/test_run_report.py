@@ -214,5 +214,5 @@ def test_a_browser_draws_the_curves(runs: tuple[Path, Path], tmp_path: Path, wid
 
     image = imread(tmp_path / "page.png")[:, :, :3]
     assert image.shape[1] == width
-    blue = (np.abs(image - np.array([0x1F, 0x77, 0xB4]) / 255) < 0.02).all(-1)
+    blue = (np.abs(image - np.array([0x00, 0x72, 0xB2]) / 255) < 0.02).all(-1)
     assert blue[400:2000].sum() > 500

@@ -268,7 +268,7 @@ def test_a_run_is_not_resumed_with_another_model(model: Path, data: Path, tmp_pa
     shutil.copytree(model, tmp_path / "model")
     given = overrides(tmp_path / "model", data, *LORA, "trainer.max_epochs=1")
     tune(tmp_path / "run", *given)
-    for name in ("head.safetensors", "test_predictions.csv", "report.json", "report.png"):
+    for name in ("head.safetensors", "test_predictions.csv", "report.json", "report.png", "report.svg"):
         (tmp_path / "run" / name).unlink()
     shutil.rmtree(tmp_path / "run" / "adapter")
     changed = load_file(tmp_path / "model" / "model.safetensors")

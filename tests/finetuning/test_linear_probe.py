@@ -216,7 +216,7 @@ def test_a_run_writes_a_head_and_a_report(model: Path, tmp_path: Path, capsys: p
     assert "60 train (" in output
     assert "best epoch" in output
     files = {path.name for path in (tmp_path / "run").iterdir()}
-    assert files == {"head.safetensors", "test_predictions.csv", "report.json", "report.png"}
+    assert files == {"head.safetensors", "test_predictions.csv", "report.json", "report.png", "report.svg"}
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["test_accuracy"] > 90
     assert report["classes"] == ["C", "E", "H"]

@@ -41,7 +41,7 @@ def test_user_files_are_kept(model: Path, data: Path, tmp_path: Path) -> None:
     run(*overrides(model, data, directory))
     kept, written = (
         {"notes.txt", "mine.json"},
-        {"head.safetensors", "test_predictions.csv", "report.json", "report.png"},
+        {"head.safetensors", "test_predictions.csv", "report.json", "report.png", "report.svg"},
     )
     assert {path.name for path in directory.iterdir()} == kept | written
 

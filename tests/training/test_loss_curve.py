@@ -2,6 +2,7 @@
 """The loss curve is replaced atomically, and errors in it do not end a run."""
 
 import logging
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,11 +29,12 @@ def draw(curve: LossCurve, train: bool = True) -> None:
 
 def test_the_figure_is_written_without_temporary_files(tmp_path: Path) -> None:
     curve = LossCurve(tmp_path)
-    curve.references = {"frequencies alone": 2.8}
+    curve.references = {"frequencies alone": 2.8, "best possible": 1.5}
     draw(curve)
     assert [path.name for path in tmp_path.iterdir()] == ["loss_curve.png"]
     with Image.open(tmp_path / "loss_curve.png") as image:
-        assert image.size == (840, 480)
+        assert image.size == (1050, 780)
+        assert image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
 
 
 def test_a_run_that_logs_no_step_draws_its_validations(tmp_path: Path) -> None:
@@ -52,6 +54,19 @@ def test_the_curve_is_announced_only_if_it_is_drawn(
     print_result(cfg, trainer, {}, tmp_path, None)
     expected = "logs, checkpoints and the loss curve are in" if drawn else "logs and checkpoints are in"
     assert capsys.readouterr().err.splitlines() == ["step 3 of 3, no validation loss", f"{expected} {tmp_path}"]
+
+
+def test_without_matplotlib_a_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("bionemo"), "propagate", True)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    curve = LossCurve(tmp_path)
+    draw(curve)
+    draw(curve)
+    (message,) = set(caplog.messages)
+    assert message.startswith("there is no loss_curve.png: a plot requires the extra 'plots'")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_missing_directory_does_not_end_the_run(

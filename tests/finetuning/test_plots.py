@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plots of a fine-tuning run: their texts are compared with scikit-learn and SciPy."""
+
+import math
+import re
+from collections import Counter
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from sklearn.metrics import r2_score, root_mean_squared_error
+
+from bionemo.finetuning.metrics import confusion_matrix
+from bionemo.finetuning.plots import plot_run
+
+HISTORY = [{"epoch": 1.0, "train_loss": 2.0, "val_loss": 2.5}, {"epoch": 2.0, "train_loss": 1.0, "val_loss": 1.5}]
+
+
+def texts_of(plots: dict[str, bytes]) -> list[str]:
+    assert plots[".png"].startswith(b"\x89PNG")
+    tree = ElementTree.fromstring(plots[".svg"])
+    return ["".join(each.itertext()).strip() for each in tree.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_a_parity_plot() -> None:
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randn(200, generator=generator)
+    predictions = targets + 0.5 * torch.randn(200, generator=generator)
+    texts = texts_of(plot_run(HISTORY, (predictions[:, None], targets), (), None, "logS_$x"))
+    assert {"logS_$x, measured", "logS_$x, predicted", "epoch", "training", "validation"} <= set(texts)
+    assert "loss, squared units of the target" in texts
+    text = " ".join(texts)
+    assert "test split, n = 200" in text
+    x, y = predictions.numpy(), targets.numpy()
+    for name, value in (
+        ("R\u00b2", r2_score(y, x)), ("RMSE", root_mean_squared_error(y, x)),
+        ("Spearman's \u03c1", spearmanr(x, y).statistic),
+    ):  # fmt: skip
+        found = re.search(rf"{name} ([\d.]+) \[([\d.]+), ([\d.]+)\]", text)
+        assert found, text
+        middle, low, high = map(float, found.groups())
+        assert middle == pytest.approx(value, abs=6e-4)
+        assert low < middle < high and high - low < 0.2
+
+
+@pytest.mark.parametrize("count", [3, 12, 13, 25])
+def test_a_confusion_matrix(count: int) -> None:
+    """Counts and shares of the true class are in the cells of up to twelve classes; 25 classes have no names."""
+    generator = np.random.default_rng(0)
+    targets = torch.tensor(generator.integers(count - 1, size=300))  # the last class has no row
+    predicted = torch.where(torch.tensor(generator.random(300) < 0.7), targets, torch.tensor(count - 1))
+    logits = torch.nn.functional.one_hot(predicted, count).float()
+    classes = [f"class{number}" for number in range(count)]
+    confusion = confusion_matrix(logits, targets)
+    texts = texts_of(plot_run(HISTORY, (logits, targets), classes, confusion, "place"))
+    assert {"place, true", "place, predicted", "test split, n = 300", "share of the true class, %"} <= set(texts)
+    shown = Counter(texts)
+    assert shown["class0"] == (2 if count <= 20 else 0)
+    joined = " ".join(texts)
+    rows = Counter(targets.tolist())
+    for (true, found), number in Counter(zip(targets.tolist(), predicted.tolist(), strict=True)).items():
+        cell = rf"{number}\s*{100 * number / rows[true]:.0f} %"
+        assert bool(re.search(cell, joined)) == (count <= 12), (true, found)
+
+
+@pytest.mark.parametrize("targets", [[1.0], [2.0, 2.0, 2.0]])
+def test_a_test_split_that_cannot_be_drawn(targets: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    """The losses are drawn, and one line says why there is no parity plot."""
+    numbers = torch.tensor(targets)
+    texts = texts_of(plot_run(HISTORY, (numbers[:, None] + 1, numbers), (), None, "y"))
+    assert "training" in texts and "y, measured" not in texts
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("note: there is no plot of the test split: R\u00b2 is not defined")
+
+
+def test_without_a_test_split() -> None:
+    texts = texts_of(plot_run(HISTORY, None, ["a", "b"], None, "y"))
+    assert "loss, nats" in texts and "y, true" not in texts
+    assert not math.isnan(len(texts_of(plot_run([], None, [], None, "y"))))

@@ -12,7 +12,7 @@ from pathlib import Path
 from bionemo.cli.command import run
 from bionemo.cli.help import CommandSpec
 from bionemo.cli.start_model import add_architecture
-from bionemo.common.console import one_line_errors
+from bionemo.common.console import notify, one_line_errors
 from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
 from bionemo.config.schema import RunConfig
@@ -71,11 +71,18 @@ def launch(cfg: RunConfig, dry_run: bool) -> None:
     if dry_run:
         for path in sorted(files, key=lambda path: path.suffix == ".yaml"):  # the long configuration last
             print(f"# {path}\n{files[path]}")
-        return
-    for path, text in files.items():
-        _write(path, text)
-    if status := cluster.submit(job):
-        sys.exit(status)
+    else:
+        for path, text in files.items():
+            _write(path, text)
+        if status := cluster.submit(job):
+            sys.exit(status)
+    data = getattr(cfg.model.data, "dataset_path", None)
+    in_container = any(getattr(cfg.cluster, key, None) for key in ("image", "container_image"))
+    if in_container and data and "://" not in data and not Path(data).is_absolute():
+        notify(
+            f"model.data.dataset_path={data} is relative, and refers to the working directory in the container: give "
+            "the absolute path in the container"
+        )
 
 
 def _write(path: Path, text: str) -> None:

@@ -96,6 +96,11 @@ def launched_process(environment: Mapping[str, str] = os.environ) -> Process | N
             f"a launcher has started {shorten(environment['PMI_SIZE'])} processes (PMI_SIZE), but the local rank of "
             "this one is unknown: set RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and MASTER_ADDR for each process"
         )
+    if (nodes := environment.get("PET_NNODES", "1")) != "1":
+        raise UserError(
+            f"PET_NNODES={shorten(nodes)}: Kubeflow has started several pods, but torchrun, which reads PET_*, did "
+            "not start this process: start `torchrun -m bionemo.pretrain`, or unset PET_NNODES"
+        )
     return None
 
 
@@ -153,7 +158,7 @@ def restored_variables() -> Iterator[None]:
 
 def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment for a run of one process that this process starts: without the launcher's variables."""
-    names = {*_INTEGERS, "MASTER_ADDR", "TORCHELASTIC_RUN_ID", ERROR_DESCRIPTOR}
+    names = {*_INTEGERS, "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "PET_NNODES", ERROR_DESCRIPTOR}
     return {name: value for name, value in environment.items() if name not in names}
 
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubernetes: a PyTorchJob of Kubeflow's Training Operator, one pod per node, in which torchrun starts the processes.
+"""Kubernetes: a job of Kubeflow with one pod per node, in which torchrun starts the processes.
 
-A PyTorchJob contains everything that its pods need. A TrainJob, its successor, refers to a runtime that an
-administrator has installed, and sets volumes and node selectors only as changes to that runtime.
+The command of the pods is torchrun, which reads nodes, processes, rank of the node and address from PET_* variables.
+`cluster.api` selects the kind of job:
 
-The command of the pods is torchrun, which reads PET_* variables. The Training Operator sets them in all containers of
-a PyTorchJob. A TrainJob sets them only in the container `node` of a runtime with a `torch` policy, and the number of
-processes to `auto` unless the TrainJob has `trainer.numProcPerNode`, so the pods here are not valid in a TrainJob.
+v2: a TrainJob of Kubeflow Trainer, which refers to a runtime that an administrator has installed. The Trainer sets
+PET_* in the container `node` of a runtime with a `torch` policy, the number of processes to `numProcPerNode`. Volumes
+and the placement of pods are patches of the runtime; priority and restarts of pods cannot be patched.
+
+v1: a PyTorchJob of the Training Operator, which contains everything and sets PET_* in all containers.
 """
 
 import re
@@ -25,7 +27,8 @@ _CONFIG = Path("/etc/bionemo")  # where the pods find the configuration of the r
 _VOLUME = re.compile(r"([a-z0-9][a-z0-9.-]*):(/[^:]*?)/?(:R[WO])?")
 _SECRET = re.compile(r"[a-z0-9][a-z0-9.-]*:[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?", re.ASCII)
 _OBJECT = re.compile(r"[a-z0-9][a-z0-9.-]*")
-_LONGEST_NAME = 50  # the operator appends -master-0 and -worker-N; names of services have 63 characters
+# Names of pods and services have at most 63 characters: v1 appends -worker-N, v2 -node-0-N and a hyphen with 5 letters
+_LONGEST_NAME = {"v1": 50, "v2": 45}
 _MARGIN = 30  # seconds between the end of the processes and that of the pod
 
 
@@ -36,7 +39,7 @@ class Kubernetes:
         self.config = config
 
     def render(self, job: Job) -> dict[Path, str]:
-        """Return the manifest, in the current directory: a PyTorchJob, and a ConfigMap with the configuration."""
+        """Return the manifest, in the current directory: a job, and a ConfigMap with the configuration."""
         if len(job.steps) > 1:
             raise UserError(
                 "cluster=k8s starts one step: set only one of do_preprocessing, do_training and do_testing, and "
@@ -44,6 +47,12 @@ class Kubernetes:
             )
         if not self.config.image:
             raise UserError("missing value: set cluster.image=..., a container image with bionemo")
+        for key in ("priority_class", "max_restarts"):
+            if self.config.api == "v2" and (value := getattr(self.config, key)) is not None:
+                raise UserError(
+                    f"cluster.{key}={value}: the runtime of a TrainJob decides this: set cluster.runtime to a runtime "
+                    "with this setting, or cluster.api=v1"
+                )
         return {self._file(job): self._manifest(job, job.steps[0])}
 
     def submit(self, job: Job) -> int:
@@ -59,28 +68,29 @@ class Kubernetes:
                 hint = f"; kubectl delete -f {file} removes an earlier job" if "AlreadyExists" in problem else ""
                 raise UserError(f"kubectl refused {file}: {problem}{hint}")
         print(result.stdout, end="")
-        print(f"logs: kubectl logs --follow {self._name(job)}-master-0")
+        name, first = self._name(job), "batch.kubernetes.io/job-completion-index=0"
+        pod = f"{name}-master-0" if self.config.api == "v1" else f"-l jobset.sigs.k8s.io/jobset-name={name},{first}"
+        print(f"logs: kubectl logs --follow {pod}")
         return 0
 
     @staticmethod
     def _file(job: Job) -> Path:
         return job.working_directory / f"{job.name}_k8s.yaml"
 
-    @staticmethod
-    def _name(job: Job) -> str:
+    def _name(self, job: Job) -> str:
         """Return the name of the objects: lower-case letters, digits and hyphens, starting with a letter."""
         name = re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")
-        return (name if name[:1].isalpha() else f"run-{name}")[:_LONGEST_NAME].rstrip("-")
+        return (name if name[:1].isalpha() else f"run-{name}")[: _LONGEST_NAME[self.config.api]].rstrip("-")
 
     def _manifest(self, job: Job, step: JobStep) -> str:
         config, name = self.config, self._name(job)
         check_secret_names(config.image_pull_secrets, _OBJECT, "image_pull_secrets")
         check_secret_names(config.secrets, _SECRET)
         gpus = str(step.tasks) if job.gpus and step.part != "prepare" else None
-        resources = {"cpu": config.cpu, "memory": config.memory, config.gpu_resource: gpus}
+        resources = {"cpu": config.cpu, "memory": config.memory, config.gpu_resource: gpus, **config.resources}
         in_pod = replace(job, directory=_CONFIG, config_name=f"{name}_hydra.yaml")
         _, *arguments = in_pod.command(step)
-        # torchrun reads nodes and processes from PET_* variables, and would kill the processes after 30 s
+        # torchrun would kill the processes after 30 s
         timeout = str(max(config.grace_period - _MARGIN, 1))
         return render(
             "kubernetes.yaml.j2",

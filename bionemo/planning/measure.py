@@ -7,7 +7,7 @@ on the CPU; attention and dropout are replaced by functions that allocate and sa
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -88,6 +88,17 @@ def measure_step(step: Step, layout: Layout, rank: int) -> Costs:
         count, parameters, meter.peak, meter.written, meter.kernels, meter.sent, meter.flops, meter.attention_flops,
         meter.scores,
     )  # fmt: skip
+
+
+def estimate_step(step: Step, layout: Layout, rank: int) -> Costs:
+    """Extrapolate the costs of `measure_step` from stages with two and three layers, which needs less time.
+
+    Costs grow by the same amount with every layer. With recomputation, memory does not: there may be another peak.
+    """
+    models = [replace(step.model, num_layers=number * layout.pipeline) for number in (2, 3)]
+    two, three = (astuple(measure_step(replace(step, model=model), layout, rank)) for model in models)
+    more = step.model.num_layers // layout.pipeline - 2
+    return Costs(*(low + more * (high - low) for low, high in zip(two, three, strict=True)))
 
 
 def measure_model(step: Step, rows: int) -> tuple[dict[str, int], float]:

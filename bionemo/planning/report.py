@@ -6,7 +6,7 @@ include data loading, validation, checkpoints and communication between pipeline
 steps on one H100 and one H200 (scripts/benchmark/RESULTS.md). The duration on several GPUs has not been measured.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
@@ -14,9 +14,9 @@ from bionemo.common.gpus import USABLE, Device
 from bionemo.config.schema import RunConfig
 from bionemo.planning.layouts import Layout
 from bionemo.planning.lengths import Tokens, estimate_tokens
-from bionemo.planning.measure import Costs, Step, measure_model, measure_step
+from bionemo.planning.measure import Costs, Step, estimate_step, measure_model, measure_step
 
-_GIB = 2**30
+GIB = 2**30
 _MATMUL_EFFICIENCY = 0.76  # fraction of the peak FLOP/s that matrix products of a transformer reach
 _ATTENTION_EFFICIENCY = 0.28  # the same for the products of attention
 _SCORE_FLOPS = 1300  # FLOPs at the peak that take as long as the other operations on a score, such as its exponential
@@ -90,10 +90,12 @@ def make_step(cfg: RunConfig, precision: str, device: Device) -> Step:
     return Step(cfg.model, estimate_tokens(cfg.model), half, deterministic, triton=device.bf16)
 
 
-def make_plan(cfg: RunConfig, layout: Layout, device: Device) -> Plan:
+def make_plan(cfg: RunConfig, layout: Layout, device: Device, other: Plan | None = None) -> Plan:
     """Compute all estimates for a configuration and its layout.
 
-    With `model.micro_batch_size=auto`, the micro-batch is halved until it fits, as in a run.
+    With `model.micro_batch_size=auto`, the micro-batch is halved until it fits, as in a run. `other` is a plan with
+    the same model, GPUs and rows of a step: parameters and FLOPs are the same, and the costs are those of
+    `estimate_step`, unless layers are recomputed.
 
     Raises:
         UserError: if the model cannot be measured.
@@ -102,15 +104,19 @@ def make_plan(cfg: RunConfig, layout: Layout, device: Device) -> Plan:
     if precision == "auto":
         precision = "bf16-mixed" if device.bf16 else "16-mixed"
     step, sharded = make_step(cfg, precision, device), cfg.model.optim.name == "distributed_fused_adam"
-    costs, memory = _measure_fullest(step, layout, sharded)
+    estimate = other and cfg.model.activations_checkpoint_granularity is None
+    costs, memory = _measure_fullest(step, layout, sharded, estimate_step if estimate else measure_step)
     while cfg.model.micro_batch_size == "auto" and layout.micro_batches.size > 1 and memory.total > device.usable:
         layout = replace(layout, micro_batches=layout.micro_batches.limit(layout.micro_batches.size // 2))
         costs, memory = _measure_fullest(step, layout, sharded)
+    peak = 1e12 * (device.half if step.half else device.single)
+    duration = estimate_duration(costs, layout, device, peak, sharded)
+    if other:
+        mfu = other.mfu * other.duration.total / duration.total
+        return replace(other, layout=layout, memory=memory, duration=duration, mfu=mfu)
     parameters, forward = measure_model(step, layout.micro_batches.size)
     # The backward pass needs twice as many FLOPs as the forward pass (Narayanan et al. 2021).
     flops = 3 * forward * layout.micro_batches.count * layout.data
-    peak = 1e12 * (device.half if step.half else device.single)
-    duration = estimate_duration(costs, layout, device, peak, sharded)
     return Plan(
         name=cfg.name,
         device=device,
@@ -126,13 +132,15 @@ def make_plan(cfg: RunConfig, layout: Layout, device: Device) -> Plan:
     )
 
 
-def _measure_fullest(step: Step, layout: Layout, sharded: bool) -> tuple[Costs, Memory]:
+def _measure_fullest(
+    step: Step, layout: Layout, sharded: bool, measure: Callable[[Step, Layout, int], Costs] = measure_step
+) -> tuple[Costs, Memory]:
     """Return costs and peak memory of the first or the last pipeline stage, whichever needs more memory.
 
     Stages between them hold fewer micro-batches than the first, and neither embedding nor head.
     """
     ends = dict.fromkeys((0, layout.tensor * (layout.pipeline - 1)))
-    measured = [measure_step(step, layout, rank) for rank in ends]
+    measured = [measure(step, layout, rank) for rank in ends]
     return max(((costs, _memory(costs, layout, sharded)) for costs in measured), key=lambda each: each[1].total)
 
 
@@ -213,8 +221,8 @@ def _lines(plan: Plan) -> Iterator[str]:
 
     yield "peak memory per GPU"
     for name, size in asdict(plan.memory).items():
-        yield f"  {name:12} {size / _GIB:8.2f} GiB"
-    total, available = plan.memory.total / _GIB, plan.device.memory / 1024
+        yield f"  {name:12} {size / GIB:8.2f} GiB"
+    total, available = plan.memory.total / GIB, plan.device.memory / 1024
     yield (
         f"  {'total':12} {total:8.2f} GiB of {available:.1f}: {'fits' if plan.fits else 'does NOT fit'} "
         f"({total / available:.0%} of the device; at most {USABLE:.0%} can be used)"

@@ -15,6 +15,7 @@ from bionemo.common.launcher_environment import (
     is_global_rank_zero,
     is_local_rank_zero,
     launched_process,
+    without_launcher,
 )
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "j1", "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "4",
@@ -40,6 +41,16 @@ def test_last_process_of_two_nodes_with_two_processes_each(launcher: str) -> Non
     found.check(num_nodes=2, devices=2)
     assert not is_global_rank_zero(LAUNCHERS[launcher])
     assert not is_local_rank_zero(LAUNCHERS[launcher])
+
+
+def test_a_pod_of_several_without_torchrun() -> None:
+    """The variables of Kubeflow Trainer; torchrun sets RANK and LOCAL_RANK beside them."""
+    pod = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-node-0-0.job"}
+    with pytest.raises(UserError, match=r"start `torchrun -m bionemo\.pretrain`, or unset PET_NNODES"):
+        launched_process(pod)
+    assert launched_process({**pod, "PET_NNODES": "1"}) is None
+    assert launched_process(without_launcher(pod)) is None
+    assert launched_process({**pod, **TORCHRUN}) == launched_process(TORCHRUN)
 
 
 def test_no_launcher() -> None:

@@ -58,6 +58,7 @@ def test_plan_from_any_directory(tmp_path: Path) -> None:
         "trainer.num_nodes=4",
         "trainer.precision=bf16-mixed",
         "model.tensor_model_parallel_size=2",
+        "model.global_batch_size=2048",
     )
     status, out, err = run_plan(tmp_path, "--config-name=pretrain_esm2_650M", *arguments)
     assert (status, err) == (0, "")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`cluster`: where and how `bionemo launch` submits a run. The run itself does not use it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from bionemo.config.schema.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, ProcessCount, Range
@@ -84,8 +84,10 @@ class BcpConfig(ClusterConfig):
 
 @dataclass(kw_only=True)
 class KubernetesConfig(ClusterConfig):
-    """Kubernetes with Kubeflow's Training Operator; None selects the cluster's default."""
+    """Kubernetes with Kubeflow; None selects the cluster's default."""
 
+    api: Literal["v1", "v2"] = "v2"  # v2: TrainJob of Kubeflow Trainer; v1: PyTorchJob of the Training Operator
+    runtime: str = "torch-distributed"  # v2: ClusterTrainingRuntime, which decides on restarts and priority
     namespace: str | None  # namespace of the job; None: that of kubectl's context
     image: str | None  # container image with bionemo
     image_pull_secrets: list[str]  # names of Kubernetes secrets for the registry of the image
@@ -95,10 +97,12 @@ class KubernetesConfig(ClusterConfig):
     memory: str | None  # memory of a pod, such as 500Gi
     shared_memory: str  # limit of /dev/shm, which the workers of the data loader use; part of the memory
     gpu_resource: str  # name of the GPUs in the resources of a node
+    resources: dict[str, str] = field(default_factory=dict)  # other resources of a pod, such as {rdma/ib: '8'}
+    annotations: dict[str, str] = field(default_factory=dict)  # of the pods, such as those that attach networks
     node_selector: dict[str, str]  # labels of the nodes
     tolerations: list[str]  # keys of taints that the pods tolerate, such as nvidia.com/gpu
-    priority_class: str | None  # name of the PriorityClass, which decides what is preempted
-    max_restarts: NonNegativeInt  # after failures and preemptions, in all pods together; the run resumes
+    priority_class: str | None  # v1: name of the PriorityClass, which decides what is preempted
+    max_restarts: NonNegativeInt | None  # v1: after failures and preemptions, in all pods together; None: 100
     grace_period: PositiveInt  # seconds that a preempted pod has to save a checkpoint
 
 

@@ -96,6 +96,12 @@ def mini_slurm(
         _wait(full)
         yield environment
     finally:
+        subprocess.run(["scancel", f"--user={getpass.getuser()}"], env=full, check=False, timeout=60)
+        until = time.monotonic() + 20  # for the processes of a job, which outlive the daemons
+        while subprocess.run(["squeue", "-h"], env=full, check=False, capture_output=True).stdout:
+            if time.monotonic() > until:
+                break
+            time.sleep(0.2)
         for file in (directory / "run").glob("*.pid"):
             with suppress(OSError, ValueError):
                 os.kill(int(file.read_text()), signal.SIGKILL)

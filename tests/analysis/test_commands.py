@@ -331,7 +331,7 @@ def test_the_extension_of_the_plot(
 def test_texts_of_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, proteins: list[str]) -> None:
     """The explained variance is that of scikit-learn; categories have their number of sequences."""
     run("map", "--model", path, "--input", "x.fasta", "--color", "Tax", "--output", "a.svg")
-    shares = PCA(2).fit(model.embed(proteins).astype(np.float64)).explained_variance_ratio_
+    shares = PCA(2).fit(model.embed(proteins).double().numpy()).explained_variance_ratio_
     labels = {f"PC {number} ({100 * share:.1f} % of the variance)" for number, share in enumerate(shares, 1)}
     assert set(texts_of(tmp_path / "a.svg")) >= labels | {"n = 6", "Tax", "kind 0 (3)", "kind 1 (3)"}
     run("map", "--model", path, "--input", "x.fasta", "--color", "n", "--output", "b.svg")
@@ -359,7 +359,7 @@ def test_a_map_that_cannot_be_drawn(run: Run, tmp_path: Path, count: int) -> Non
     problem = "there is one point, or all points are equal"
     assert output == f"{count} sequences: a.csv, (there is no a.png: {problem})\n"
     assert [row[1:] for row in rows_of(tmp_path / "a.csv")[1:]] == [["0", "0"]] * count
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.csv", "x.npz"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.csv", "a.csv.json", "x.npz"]
 
 
 def test_results_without_matplotlib(

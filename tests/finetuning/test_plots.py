@@ -28,7 +28,9 @@ def test_a_parity_plot() -> None:
     generator = torch.Generator().manual_seed(0)
     targets = torch.randn(200, generator=generator)
     predictions = targets + 0.5 * torch.randn(200, generator=generator)
-    texts = texts_of(plot_run(HISTORY, (predictions[:, None], targets), (), None, "logS_$x"))
+    texts = texts_of(
+        plot_run(HISTORY, (predictions[:, None], targets), (), None, None, "logS_$x", "squared units of the target")
+    )
     assert {"logS_$x, measured", "logS_$x, predicted", "epoch", "training", "validation"} <= set(texts)
     assert "loss, squared units of the target" in texts
     text = " ".join(texts)
@@ -54,7 +56,7 @@ def test_a_confusion_matrix(count: int) -> None:
     logits = torch.nn.functional.one_hot(predicted, count).float()
     classes = [f"class{number}" for number in range(count)]
     confusion = confusion_matrix(logits, targets)
-    texts = texts_of(plot_run(HISTORY, (logits, targets), classes, confusion, "place"))
+    texts = texts_of(plot_run(HISTORY, (logits, targets), classes, confusion, None, "place", "nats"))
     assert {"place, true", "place, predicted", "test split, n = 300", "share of the true class, %"} <= set(texts)
     shown = Counter(texts)
     assert shown["class0"] == (2 if count <= 20 else 0)
@@ -69,14 +71,21 @@ def test_a_confusion_matrix(count: int) -> None:
 def test_a_test_split_that_cannot_be_drawn(targets: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     """The losses are drawn, and one line says why there is no parity plot."""
     numbers = torch.tensor(targets)
-    texts = texts_of(plot_run(HISTORY, (numbers[:, None] + 1, numbers), (), None, "y"))
+    texts = texts_of(plot_run(HISTORY, (numbers[:, None] + 1, numbers), (), None, None, "y", "nats"))
     assert "training" in texts and "y, measured" not in texts
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert error.startswith("note: there is no plot of the test split: R\u00b2 is not defined")
 
 
+def test_bars_of_several_targets() -> None:
+    targets = {f"NR-{number}": {"auprc": 10.0 * number} for number in range(1, 4)} | {"NR-4": {}}
+    predictions = torch.zeros(5, 4)
+    texts = texts_of(plot_run(HISTORY, (predictions, predictions.long()), [*targets], None, targets, "y", "nats"))
+    assert {*targets, "average precision, %, test split"} <= set(texts)
+
+
 def test_without_a_test_split() -> None:
-    texts = texts_of(plot_run(HISTORY, None, ["a", "b"], None, "y"))
+    texts = texts_of(plot_run(HISTORY, None, ["a", "b"], None, None, "y", "nats"))
     assert "loss, nats" in texts and "y, true" not in texts
-    assert not math.isnan(len(texts_of(plot_run([], None, [], None, "y"))))
+    assert not math.isnan(len(texts_of(plot_run([], None, [], None, None, "y", "nats"))))

@@ -92,7 +92,7 @@ def test_sequences_of_the_test_split(kind: str, frozen: bool, model: Path, tmp_p
     trained = read_trained_head(tmp_path / "run" / "head.safetensors")
     found = predict_labels(bionemo.load(trained.encoder, "cpu"), trained, texts[50:])
     if kind == "regression":
-        np.testing.assert_allclose(frame.prediction, [float(value) for value, _ in found], rtol=1e-4)
+        np.testing.assert_allclose(frame.prediction, [float(row[0]) for row in found], rtol=1e-4)
     else:
         assert frame.prediction.tolist() == [name for name, _ in found]
         highest = frame[["probability_few", "probability_many"]].max(1)

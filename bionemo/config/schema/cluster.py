@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`cluster`: where and how `bionemo launch` submits a run. The run itself does not use it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from bionemo.config.schema.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, ProcessCount, Range
@@ -86,8 +86,8 @@ class BcpConfig(ClusterConfig):
 class KubernetesConfig(ClusterConfig):
     """Kubernetes with Kubeflow; None selects the cluster's default."""
 
-    api: Literal["v1", "v2"] = "v2"  # v2: TrainJob of Kubeflow Trainer; v1: PyTorchJob of the Training Operator
-    runtime: str = "torch-distributed"  # v2: ClusterTrainingRuntime, which decides on restarts and priority
+    api: Literal["v1", "v2"]  # v2: TrainJob of Kubeflow Trainer; v1: PyTorchJob of the Training Operator
+    runtime: str  # v2: ClusterTrainingRuntime, which decides on restarts and priority
     namespace: str | None  # namespace of the job; None: that of kubectl's context
     image: str | None  # container image with bionemo
     image_pull_secrets: list[str]  # names of Kubernetes secrets for the registry of the image
@@ -97,8 +97,8 @@ class KubernetesConfig(ClusterConfig):
     memory: str | None  # memory of a pod, such as 500Gi
     shared_memory: str  # limit of /dev/shm, which the workers of the data loader use; part of the memory
     gpu_resource: str  # name of the GPUs in the resources of a node
-    resources: dict[str, str] = field(default_factory=dict)  # other resources of a pod, such as {rdma/ib: '8'}
-    annotations: dict[str, str] = field(default_factory=dict)  # of the pods, such as those that attach networks
+    resources: dict[str, str]  # other resources of a pod, such as {rdma/ib: '8'}
+    annotations: dict[str, str]  # of the pods, such as those that attach networks
     node_selector: dict[str, str]  # labels of the nodes
     tolerations: list[str]  # keys of taints that the pods tolerate, such as nvidia.com/gpu
     priority_class: str | None  # v1: name of the PriorityClass, which decides what is preempted

@@ -15,7 +15,7 @@ LIMITS = {
     "common": 983,
     "config": 2_152,
     "data": 3_866,
-    "evaluation": 1_893,
+    "evaluation": 1_897,
     "experiment": 510,
     "finetuning": 1_680,
     "formats": 1_769,

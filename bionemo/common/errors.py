@@ -41,7 +41,6 @@ _LIBRARY_ERRORS = [
     (r"builtins\.RuntimeError", r"No space left on device", _HINTS[errno.ENOSPC]),
     (r"safetensors\..*", r"", "the file is damaged: use another one, or write it again"),
     (r"pyarrow\..*", r"", "check the file"),
-    (r"google\.protobuf\..*", r"tensorboard", "an event file of the run is damaged: move it away"),
 ]
 # torch re-raises an error of a data worker as the same class, with the traceback as its message
 _WORKER_ERROR = re.compile(

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from bionemo.common.errors import UserError
+
 _TIME, _VALUE = 9, 4  # bytes of an event at its begin and at its end: with the tag of the field; a float
 
 
@@ -22,8 +24,9 @@ def read_scalars(path: Path) -> Iterator[tuple[str, NDArray[np.int64], NDArray[n
     them as bytes, and only that one is parsed. An incomplete record ends the file; other events are left out.
 
     Raises:
-        google.protobuf.message.DecodeError: if the file is damaged.
+        UserError: if the file is damaged.
     """
+    from google.protobuf.message import DecodeError
     from tensorboard.compat.proto.event_pb2 import Event
 
     data, position, starts = path.read_bytes(), 0, dict[int, list[int]]()
@@ -34,7 +37,10 @@ def read_scalars(path: Path) -> Iterator[tuple[str, NDArray[np.int64], NDArray[n
     for size, found in starts.items():
         events = sliding_window_view(np.frombuffer(data, np.uint8), size)[found]
         while len(events):
-            first = Event.FromString(events[0].tobytes())
+            try:
+                first = Event.FromString(events[0].tobytes())
+            except DecodeError as error:
+                raise UserError(f"{path} is damaged ({error}): move it away") from error
             (value, *others) = [*first.summary.value] or [None]
             if value is None or others or value.WhichOneof("value") != "simple_value" or value.HasField("metadata"):
                 events = events[1:]

@@ -24,7 +24,7 @@ LIMITS = {
     "megatron": 1_956,
     "models": 866,
     "planning": 467,
-    "preparation": 2_444,
+    "preparation": 2_448,
     "tokenizers": 317,
     "training": 2_175,
 }

@@ -3,6 +3,7 @@
 
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -37,8 +38,11 @@ class RayExecutor(Executor):
         while not ray.is_initialized():
             set_token()
             try:
+                if re.fullmatch(r"[^/]+:\d+", address):  # Ray itself would try for minutes
+                    host, _, port = address.rpartition(":")
+                    socket.create_connection((host, int(port)), timeout=5).close()
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except ConnectionError as error:
+            except OSError as error:
                 if time.monotonic() > until:
                     raise UserError(
                         f"no Ray cluster responded at {address} within {_WAIT} seconds: start one with "

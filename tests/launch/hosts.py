@@ -29,11 +29,12 @@ def address(number: int | str) -> str:
 @contextmanager
 def two_hosts(directory: Path) -> Iterator[list[list[str]]]:
     """Create the hosts, once at a time; yield, for each, the command prefix that runs a command on it."""
-    tag = f"b{os.getpid() % 100000}"  # interface names have at most 15 characters
+    tag = "bionemo"  # interface names have at most 15 characters
     names = directory / "hosts"
     names.write_text("127.0.0.1 localhost\n" + "".join(f"{address(n)} node{n}\n" for n in (1, 2)))
     lock = os.open(Path(gettempdir()) / "two_hosts.lock", os.O_CREAT | os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    _remove(tag)  # of a test that was killed: its bridge would receive the packets of the new one
     try:
         _ip(f"link add {tag} type bridge", f"link set {tag} up", f"addr add {address(CONTROLLER)}/24 dev {tag}")
         for n in (1, 2):
@@ -50,8 +51,7 @@ def two_hosts(directory: Path) -> Iterator[list[list[str]]]:
             for n in (1, 2)
         ]  # fmt: skip
     finally:
-        for arguments in (f"netns del {tag}n1", f"netns del {tag}n2", f"link del {tag}"):
-            subprocess.run(["ip", *arguments.split()], check=False, capture_output=True)
+        _remove(tag)
         os.close(lock)
 
 
@@ -88,3 +88,8 @@ def ray_cluster(
 def _ip(*commands: str) -> None:
     for arguments in commands:
         subprocess.run(["ip", *arguments.split()], check=True, capture_output=True)
+
+
+def _remove(tag: str) -> None:
+    for arguments in (f"netns del {tag}n1", f"netns del {tag}n2", f"link del {tag}"):
+        subprocess.run(["ip", *arguments.split()], check=False, capture_output=True)

@@ -6,6 +6,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from bionemo.common.console import one_line_errors
+from bionemo.common.errors import UserError
+from bionemo.common.figures import FORMATS
+from bionemo.common.files import write_atomic
 
 _SECONDS = 30  # between two updates
 
@@ -17,15 +20,24 @@ def main() -> None:
 
 
 def report(options: Namespace) -> None:
-    """Write the page; with `watch`, write it again and again until the command is interrupted.
+    """Write the page, or a plot; with `watch`, write it again and again until the command is interrupted.
 
     Raises:
-        UserError: if a directory is not that of a run, the output exists and is no report, or Bokeh is not installed.
-        OSError: if the page cannot be written.
+        UserError: if a directory is not that of a run, the output exists and is no report, or a library is missing.
+        OSError: if the output cannot be written.
     """
     from bionemo.evaluation.html import write_page
-    from bionemo.evaluation.run_report import render_runs
+    from bionemo.evaluation.run_report import plot_losses, render_runs
 
+    suffix = options.output.suffix.lower()
+    if suffix in FORMATS:
+        if options.watch:
+            raise UserError("--watch updates a page: leave it out, or give --output the extension .html")
+        if options.output.exists():
+            raise UserError(f"{options.output} exists: move it away, or choose another name for --output")
+        write_atomic(options.output, plot_losses(options.runs, suffix))
+        print(f"loss curves: {options.output}")
+        return
     refresh = _SECONDS if options.watch else None
     write_page(options.output, render_runs(options.runs, refresh))
     print(f"report: {options.output}", flush=True)
@@ -43,7 +55,11 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="directory of a run, with config.yaml")
     parser.add_argument(
-        "--output", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html"
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="default: report.html; .svg, .pdf or .png: only the loss curves, for a paper",
     )
     parser.add_argument("--watch", action="store_true", help="update the page every 30 seconds, until Ctrl-C")
     return parser

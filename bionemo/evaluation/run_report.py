@@ -19,7 +19,7 @@ import yaml
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError, optional_dependency
-from bionemo.common.figures import PALETTE
+from bionemo.common.figures import PALETTE, new_figure, plain, render
 from bionemo.common.redaction import redact_arguments, redact_text, redact_tree
 from bionemo.common.regular import load_json
 from bionemo.evaluation.events import read_scalars
@@ -152,6 +152,31 @@ def render_runs(paths: Sequence[str | Path], refresh: int | None = None) -> str:
         for title, text in {"Evaluations": _evaluations(run), "Log": run.log}.items():
             parts += [f"<h2>{title}: {escape(run.name)}</h2><pre>{escape(text)}</pre>"] if text else []
     return html_page(runs[0].name if len(runs) == 1 else "Comparison of runs", parts)
+
+
+def plot_losses(paths: Sequence[str | Path], suffix: str) -> bytes:
+    """Return the loss curves of runs as a file for a paper, see `figures.render`; points are validation losses.
+
+    Raises:
+        UserError: if a directory is not that of a run or has no losses, a file is damaged, or Matplotlib is missing.
+    """
+    runs = open_runs(paths)
+    metrics = _CURVES[0][2]
+    if missing := [str(run.path) for run in runs if not any(tag in run.curves for tag, _ in metrics)]:
+        raise UserError(f"{missing[0]} has no event file with losses (exp_manager.create_tensorboard_logger)")
+    with new_figure(3.5, 2.6) as figure:
+        axes = figure.subplots()
+        for (number, run), (tag, width) in ((run, metric) for run in enumerate(runs) for metric in metrics):
+            if tag in run.curves:
+                color = PALETTE[(metrics.index((tag, width)) if len(runs) == 1 else number) % len(PALETTE)]
+                label = "validation" if tag == "val_loss" else "training"
+                axes.plot(
+                    *downsample(*run.curves[tag], _BUCKETS), "o-" if tag == "val_loss" else "-", color=color,
+                    linewidth=width / 2, label=label if len(runs) == 1 else f"{plain(run.name)}, {label}",
+                )  # fmt: skip
+        axes.set(xlabel="step", ylabel="loss, nats per target token")
+        figure.legend(loc="outside upper left", ncols=2 if len(runs) == 1 else 1)
+        return render(figure, suffix)
 
 
 class RunReport:

@@ -177,6 +177,37 @@ def test_command(runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.Mo
         assert done.stderr.startswith(f"error: {directory} {message}") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_loss_curves_for_a_paper(tmp_path: Path, suffix: str, magic: bytes) -> None:
+    """The lines of the SVG have as many points as the event files of the two runs."""
+    for name, length in (("first", 3), ("second", 5)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("{}")
+        write_events(tmp_path / name, {"reduced_train_loss": [3.0, 2.5, 2.2, 2.1, 2.0][:length]})
+    options = Namespace(
+        runs=[tmp_path / "first", tmp_path / "second"], output=tmp_path / f"x{suffix}", watch=False
+    )  # fmt: skip
+    command.report(options)
+    written = options.output.read_bytes()
+    assert written.startswith(magic)
+    if suffix == ".svg":
+        text = written.decode()
+        assert all(f">{word}</text>" in text for word in ("first, training", "second, training", "step"))
+        lines = re.findall(r'<path d="([^"]*)" clip-path="[^"]*" style="fill: none; stroke: #(?:0072b2|d55e00)', text)
+        assert [line.count("L") + 1 for line in lines] == [3, 5]
+    with pytest.raises(UserError, match="exists: move it away"):
+        command.report(options)
+    assert options.output.read_bytes() == written
+    with pytest.raises(UserError, match="--watch updates a page"):
+        command.report(Namespace(**{**vars(options), "watch": True}))
+
+
+def test_a_run_without_losses_has_no_loss_curve(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("{}")
+    with pytest.raises(UserError, match="has no event file with losses"):
+        command.report(Namespace(runs=[tmp_path], output=tmp_path / "x.svg", watch=False))
+
+
 def test_watch(runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = []
 

@@ -116,7 +116,7 @@ def _describe_files(store: Any, path: str, root: str) -> dict[str, Entry]:
     return {
         name.removeprefix(path).lstrip("/"): (
             about["size"],
-            str([about.get(tag) for tag in ("ETag", "etag", "mtime")]),
+            str(next((about[tag] for tag in ("ETag", "etag", "mtime") if about.get(tag)), "")),
         )
         for name, about in store.find(path, detail=True).items()
     }
@@ -141,7 +141,7 @@ def _fetch_files(
                     file.write(block)
                     digest.update(block)
                     advance(len(block))
-            found = new.stat().st_size, digest.hexdigest() if len(tag) == 64 else tag
+            found = new.stat().st_size, digest.hexdigest() if re.fullmatch("[0-9a-f]{64}", tag) else tag
             if found != (size, tag):
                 raise UserError(
                     f"{path}/{name} has {found[0]:,} bytes and the tag {found[1]}, but {size:,} bytes and {tag} are "

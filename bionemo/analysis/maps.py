@@ -4,6 +4,7 @@
 Shapes: N sequences, D hidden size.
 """
 
+import json
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -92,7 +93,8 @@ def read_embeddings(path: Path, color: str | None = None) -> tuple[list[str], Fl
         raise UserError(f"{path} is not a {kind} file of plain arrays ({error})") from error
     for name in wanted:
         if name not in arrays:
-            raise UserError(f"{path} has no array {name!r}: `bionemo predict` writes id and embeddings")
+            remedy = "`bionemo predict` writes id and embeddings; --table FILE gives colors by id"
+            raise UserError(f"{path} has no array {name!r}: {remedy}")
         if arrays[name].shape[:1] != arrays["id"].shape:
             raise UserError(f"{path}: {name} is of shape {arrays[name].shape}, id of {arrays['id'].shape}")
     colors = list(map(str, arrays[color].tolist())) if color else None
@@ -144,7 +146,12 @@ _READERS = {".h5": _read_h5, ".hdf5": _read_h5, ".parquet": _read_parquet}
 
 
 def write_anndata(
-    path: Path, columns: Mapping[str, Sequence[Any]], embeddings: Floats, name: str, points_N2: Floats
+    path: Path,
+    columns: Mapping[str, Sequence[Any]],
+    embeddings: Floats,
+    name: str,
+    points_N2: Floats,
+    provenance: Mapping[str, Any],
 ) -> None:
     """Write a .h5ad file in the format 0.1.0 of anndata, for scanpy.
 
@@ -154,6 +161,7 @@ def write_anndata(
         embeddings: `X` [N, D].
         name: of the points in `obsm`.
         points_N2: [N, 2].
+        provenance: JSON values, the text `provenance` of `uns`.
     """
     import h5py
 
@@ -163,6 +171,9 @@ def write_anndata(
     with h5py.File(path, "w") as file:
         mark(file, "anndata", "0.1.0")
         mark(file.create_group("obsm"), "dict", "0.1.0")
+        mark(file.create_group("uns"), "dict", "0.1.0")
+        text = json.dumps(provenance)
+        mark(file.create_dataset("uns/provenance", data=text, dtype=h5py.string_dtype()), "string")
         arrays: dict[str, Any] = {"X": embeddings, f"obsm/{name}": points_N2}
         for table, cells in (("obs", columns), ("var", {"_index": [*map(str, range(embeddings.shape[1]))]})):
             found = {column.replace("/", "_"): values for column, values in cells.items()}

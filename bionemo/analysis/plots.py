@@ -35,7 +35,9 @@ def plot_scan(path: Path, scores: Floats, sequence: str, offset: int = 0) -> Non
     count = -(-len(scores) // width)
     shown = min(width, len(scores))
     limit = max(float(np.percentile(np.abs(scores), 99)), 1e-6)
-    with new_figure(1.2 + 5.8 * max(shown / width, 0.2), 0.4 + 2.3 * count) as figure:
+    clipped = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
+    extend = clipped[bool(scores.min() < -limit), bool(scores.max() > limit)]
+    with new_figure(3.5 if 5 * shown <= 2 * width else 7, 0.4 + 2.3 * count) as figure:
         rows: np.ndarray = figure.subplots(count, squeeze=False)[:, 0]
         for first, axes in zip(range(0, len(scores), width), rows, strict=True):
             part, begin = scores[first : first + width], first + offset + 0.5
@@ -47,13 +49,16 @@ def plot_scan(path: Path, scores: Floats, sequence: str, offset: int = 0) -> Non
             x = begin + 0.5 + np.flatnonzero(y >= 0)
             axes.scatter(x, y[y >= 0], s=300 / width, color="black", linewidths=0)
             axes.set_yticks(range(20), list(AMINO_ACIDS))
-            axes.locator_params(axis="x", integer=True)
             axes.set_xlim(begin, begin + shown)
+            axes.locator_params(axis="x", integer=True)
+            ticks = [tick for tick in axes.get_xticks() if begin + width / 20 < tick < begin + len(part)]
+            axes.set_xticks([begin + 0.5, *ticks])
+            axes.spines.bottom.set_bounds(begin, begin + len(part))
         rows[-1].set_xlabel("residue (dots: wild type)")
-        figure.supylabel("substituted by")
-        label = "log p(mutant) - log p(wild type), nats"
+        figure.supylabel("mutant residue")
+        label = "log p(mutant) \N{MINUS SIGN} log p(wild type), nats"
         figure.colorbar(
-            image, ax=rows.tolist(), label=label, extend="both", extendfrac=0.05 / count, aspect=15 * count, pad=0.01
+            image, ax=rows.tolist(), label=label, extend=extend, extendfrac=0.05 / count, aspect=15 * count, pad=0.01
         )
         write_atomic(path, render(figure, path.suffix))
 
@@ -66,8 +71,8 @@ def plot_scores(path: Path, scores: Floats, measured: Scores, name: str) -> None
         axes = figure.subplots()
         plot_points(axes, measured, scores, alpha=0.5)
         rho = with_interval("Spearman's ρ", spearman, measured, scores)
-        axes.set(xlabel=f"{plain(name)}, measured", ylabel="zero-shot score, nats",
-                 title=f"n = {len(scores):,}\n{rho} (95 % interval)")  # fmt: skip
+        axes.set(xlabel=plain(f"{name}, measured"), ylabel="zero-shot score, nats",
+                 title=f"n = {len(scores):,}\n{rho}{' (95 % interval)' if '[' in rho else ''}")  # fmt: skip
         write_atomic(path, render(figure, path.suffix))
 
 
@@ -95,8 +100,9 @@ def plot_map(
     """
     if not np.ptp(points_N2, axis=0).any():
         raise UserError("there is one point, or all points are equal")
-    with new_figure(4.6, 3.3) as figure:
+    with new_figure(3.5, 3.3) as figure:
         axes = figure.subplots()
+        axes.set_aspect("equal", adjustable="datalim")  # distances are those of the embeddings
         x, y = points_N2.T
         if colors is None:
             plot_points(axes, x, y)
@@ -119,7 +125,7 @@ def _plot_categories(axes: "Axes", points_N2: Floats, colors: np.ndarray, name: 
         axes.scatter([], [], s=12, color=shade, label=f"{plain(category)} ({(colors == category).sum():,})")
     if others := int((~np.isin(colors, categories)).sum()):
         axes.scatter([], [], s=12, color="lightgray", label=f"others ({others:,})")
-    axes.legend(title=plain(name), loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.figure.legend(title=plain(name), loc="outside lower left", ncols=2, alignment="left")
 
 
 def numbers_of(colors: Sequence[str]) -> list[float] | None:

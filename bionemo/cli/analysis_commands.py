@@ -7,7 +7,7 @@ The model is loaded after the inputs and outputs were checked.
 import re
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,10 @@ def run_variants(options: Namespace) -> None:
         files.write_table(file, [*table.columns, "zero_shot"], rows)
     write_provenance(output, _provenance(options, model))
     print(f"{len(scores):,} variants: {output}")
+    unchanged = [all(each.wild == each.mutant for each in parse_mutations(text, "")) for text in mutants]
+    if measured is not None and (equal := int((~np.isnan(measured[unchanged])).sum())):
+        notify(f"left out of rho: {_count(equal, 'variant')} with the sequence of the wild type, which score 0")
+        measured = np.where(unchanged, np.nan, measured)
     if measured is not None and not np.isnan(measured).all():
         rho, count = rank_correlation(scores, measured)
         plotted = _draw(plots.plot_scores, plot, scores, measured, name)
@@ -171,20 +175,21 @@ def run_map(options: Namespace) -> None:
     own_color = None if options.table else options.color
     with files.staged_file(output) as file:
         if files.is_fasta(options.input_path):
-            ids, embeddings, colors, model = _embed(options, own_color)
+            ids, embeddings, colors, model, longer = _embed(options, own_color)
         else:
-            (ids, embeddings, colors), model = read_embeddings(options.input_path, own_color), None
+            (ids, embeddings, colors), model, longer = read_embeddings(options.input_path, own_color), None, 0
+        found = _provenance(options, model, longer)
         if options.table:
             colors = _read_colors(options.table, options.color or "", ids, options.input_path)
         points_N2 = project_to_2d(embeddings, options.method, options.neighbors, options.seed)
         if output.suffix == ".h5ad":
             cells = {options.color: plots.numbers_of(colors) or colors} if colors else {}
-            write_anndata(file, {"_index": ids, **cells}, embeddings, f"X_{options.method}", points_N2)
+            write_anndata(file, {"_index": ids, **cells}, embeddings, f"X_{options.method}", points_N2, found)
         else:
             extra = [[each] for each in colors] if colors else [[]] * len(ids)
             rows = [[name, *_format(point), *more] for name, point, more in zip(ids, points_N2, extra, strict=True)]
             files.write_table(file, ["id", "x", "y", *([options.color] if colors and options.color else [])], rows)
-    write_provenance(output, _provenance(options, model))
+    write_provenance(output, found)
     labels = axis_labels(options.method, embeddings, points_N2)
     plotted = _draw(plots.plot_map, plot, points_N2, labels, colors, options.color or "")
     print(f"{len(ids):,} sequences: {output}, {plotted}")
@@ -216,7 +221,6 @@ def run_label(options: Namespace) -> None:
         # Errors before anything is computed. Molecules are truncated as in training; proteins have --max-length.
         is_molecules = isinstance(model.network.vocabulary, SmilesTokenizer)
         tokens = model.ids(sequences, [f"{options.input_path}: {name}" for name in ids], truncate=is_molecules)
-        lengths = (len(tokenize(model.network.vocabulary, text, "")) for text in sequences if is_molecules)
         with progress_bar("predicting", len(ids), "sequences") as advance:
             for first in range(0, len(ids), _BATCH):
                 batch = slice(first, first + _BATCH)
@@ -224,9 +228,7 @@ def run_label(options: Namespace) -> None:
                 rows += [[name, *label] for name, label in zip(ids[batch], labels, strict=True)]
                 advance(len(labels))
         files.write_table(file, ["id", *trained.columns], rows)
-        write_provenance(
-            options.output, _provenance(options, model, sum(length > max_tokens(model.network) for length in lengths))
-        )
+        write_provenance(options.output, _provenance(options, model, _count_longer(model, sequences)))
     print(f"{len(rows):,} sequences: {options.output}")
 
 
@@ -240,8 +242,14 @@ def _provenance(options: Namespace, model: TrainedModel | None, longer: int = 0)
     return provenance(model, {key: x for key, x in vars(options).items() if key not in _NOT_SETTINGS}, longer)
 
 
-def _embed(options: Namespace, color: str | None) -> tuple[list[str], Floats, list[str] | None, TrainedModel]:
-    """Return the ids, embeddings and colors of the records of a FASTA file, and the model."""
+def _count_longer(model: TrainedModel, sequences: Iterable[str]) -> int:
+    """Return the number of sequences that are longer than the model accepts."""
+    vocabulary = model.network.vocabulary
+    return sum(len(tokenize(vocabulary, text, "")) > max_tokens(model.network) for text in sequences)
+
+
+def _embed(options: Namespace, color: str | None) -> tuple[list[str], Floats, list[str] | None, TrainedModel, int]:
+    """Return ids, embeddings and colors of the records of a FASTA file, the model, and how many were truncated."""
     path = options.input_path
     if options.model is None:
         raise UserError(f"{path} holds sequences: add MODEL, which embeds them")
@@ -259,7 +267,8 @@ def _embed(options: Namespace, color: str | None) -> tuple[list[str], Floats, li
             parts.append(model.embed(batch, options.pooling))
             advance(len(batch))
     colors = [record.get(color, "") for record in records] if color else None
-    return [record["id"] for record in records], np.concatenate(parts), colors, model
+    longer = _count_longer(model, (record["sequence"] for record in records))
+    return [record["id"] for record in records], np.concatenate(parts), colors, model, longer
 
 
 def _note_letters(model: TrainedModel, records: list[dict[str, str]], path: Path) -> None:

@@ -95,6 +95,9 @@ def prepare_and_fine_tune(cfg: DownstreamConfig) -> dict[str, float]:
         import bionemo.megatron  # noqa: F401  # before NeMo, which would import more of Megatron-Core
         from bionemo.finetuning.results import REPORT
 
+        if not cfg.model.encoder_frozen:
+            from bionemo.finetuning.finetune import fine_tune
+
     silence_dependencies()
     log_to_console()
     warn_ignored_options(cfg)
@@ -108,8 +111,6 @@ def prepare_and_fine_tune(cfg: DownstreamConfig) -> dict[str, float]:
         with run_lock(directory):
             run_linear_probe(cfg, directory)
     else:
-        from bionemo.finetuning.finetune import fine_tune
-
         fine_tune(cfg, directory)
     if not is_global_rank_zero():
         return {}

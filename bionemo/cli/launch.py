@@ -17,10 +17,11 @@ from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
 from bionemo.config.schema import RunConfig
 from bionemo.config.targets import import_target
-from bionemo.launch.job import Cluster, create_job
+from bionemo.launch.job import Cluster, Job, create_job
 from bionemo.launch.nemo_launcher import translate_launcher_arguments
 from bionemo.launch.secrets import refuse_secrets
 
+_MOUNTS = ("container_mounts", "volumes", "datasets", "workspaces")  # keys of lists of SOURCE:DIRECTORY
 _SPEC = CommandSpec(
     schema=RunConfig,
     description="Submits a pretraining run to a cluster.",
@@ -76,12 +77,28 @@ def launch(cfg: RunConfig, dry_run: bool) -> None:
             _write(path, text)
         if status := cluster.submit(job):
             sys.exit(status)
-    data = getattr(cfg.model.data, "dataset_path", None)
-    in_container = any(getattr(cfg.cluster, key, None) for key in ("image", "container_image"))
-    if in_container and data and "://" not in data and not Path(data).is_absolute():
+    if any(getattr(cfg.cluster, key, None) for key in ("image", "container_image")):
+        _note_paths(cfg, job)
+
+
+def _note_paths(cfg: RunConfig, job: Job) -> None:
+    """Note if the data are in no directory that is mounted in the container, or the directory of the run is not."""
+    given = [(key, each) for key in _MOUNTS for each in getattr(cfg.cluster, key, None) or ()]
+    places = [Path((each.split(":")[1:2] or [each])[0]) for _, each in given]
+    own = [job.directory] if hasattr(cfg.cluster, "container_mounts") else []  # Slurm jobs mount it
+    kept = [*places, *own, *map(Path, filter(None, [getattr(cfg.cluster, "result", None)]))]
+    keys = " or ".join(f"cluster.{key}" for key in _MOUNTS if hasattr(cfg.cluster, key))
+    data = getattr(cfg.model.data, "dataset_path", None) or "://"
+    if "://" not in data and not Path(data).is_absolute():
         notify(
             f"model.data.dataset_path={data} is relative, and refers to the working directory in the container: give "
             "the absolute path in the container"
+        )
+    elif "://" not in data and not any(Path(data).is_relative_to(place) for place in [*places, *own]):
+        notify(f"model.data.dataset_path={data} is in no directory of {keys}: mount it, unless the image contains it")
+    if not any(Path(job.directory).is_relative_to(place) for place in kept):
+        notify(
+            f"exp_manager.exp_dir={job.directory} is in no directory of {keys}: its files are lost with the container"
         )
 
 

@@ -6,8 +6,9 @@ wide, a page 7.
 """
 
 import io
+import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,14 @@ def render(figure: "Figure", suffix: str = ".png") -> bytes:
 
 
 def plain(text: str) -> str:
-    """Return a label in which `$` starts no formula, without leading `_`, because legends omit such labels."""
-    return text.replace("$", r"\$").lstrip("_")
+    """Return text as a label in lines of 32 letters, without the meaning of `$` (formulas) and `_` (hidden labels)."""
+    return textwrap.fill(text.replace("$", r"\$").lstrip("_"), 32)
+
+
+def plot_references(axes: "Axes", losses: Mapping[str, float]) -> None:
+    """Plot losses to compare with as horizontal lines."""
+    for number, (label, value) in enumerate(losses.items()):
+        axes.axhline(value, color="black", linestyle=(0, (1 + 3 * number, 2)), linewidth=0.8, label=label)
 
 
 def color_bar(axes: "Axes", image: Any, label: str, **options: Any) -> None:
@@ -67,9 +74,12 @@ def color_bar(axes: "Axes", image: Any, label: str, **options: Any) -> None:
 
 
 def plot_points(axes: "Axes", x: Any, y: Any, **options: Any) -> Any:
-    """Plot points whose size depends on their number; many points are an image also in a vector format."""
+    """Plot points whose size depends on their number; many are transparent, and an image also in a vector format."""
     size = float(np.clip(2000 / max(len(x), 1), 1, 12))
-    return axes.scatter(x, y, **{"s": size, "linewidths": 0, "rasterized": len(x) > _RASTERIZED, **options})
+    many = len(x) > _RASTERIZED
+    return axes.scatter(
+        x, y, **{"s": size, "linewidths": 0, "alpha": 0.5 if many else 1, "rasterized": many, **options}
+    )
 
 
 def with_interval(name: str, statistic: Callable[..., Any], *samples: Any) -> str:
@@ -97,7 +107,8 @@ def with_interval(name: str, statistic: Callable[..., Any], *samples: Any) -> st
             samples, statistic, paired=True, vectorized=True, method="percentile", random_state=0,
             n_resamples=min(1000, max(100, _RESAMPLED // rows)), batch=max(1, _RESAMPLED // rows // 10),
         ).confidence_interval  # fmt: skip
-    return f"{name} {value:.3g}" + (f" [{low:.3g}, {high:.3g}]" if np.isfinite([low, high]).all() else "")
+    texts = [f"{each:#.3g}".rstrip(".").replace("-", "\N{MINUS SIGN}") for each in (value, low, high)]
+    return f"{name} {texts[0]}" + (f" [{texts[1]}, {texts[2]}]" if np.isfinite([low, high]).all() else "")
 
 
 def spearman(x: Any, y: Any, axis: int = -1) -> Any:

@@ -117,13 +117,22 @@ class SequenceData(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stream position and the settings that determine the stream of samples."""
-        return {"position": asdict(self.position), "stream": self._stream(), "mixture": self._segments()}
+        rows = self.global_batch_size(self.trainer.world_size) if self.trainer else None
+        return {
+            "position": asdict(self.position), "stream": self._stream(), "mixture": self._segments(), "rows": rows,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the stream position. If the stream has changed, continue after as many samples of the same epoch."""
         self.position, old = _read_position(state), state["stream"]
         if self.trainer is not None and not self.trainer.training:  # the training data need not exist
             return
+        rows = self.global_batch_size(self.trainer.world_size) if self.trainer else None
+        if rows and state.get("rows") not in (None, rows):
+            log.warning(
+                "a step has %s rows, but %s before (other devices, micro-batches or model.global_batch_size): set "
+                "model.global_batch_size=%s to train as before", rows, state["rows"], state["rows"],
+            )  # fmt: skip
         stream = self._stream()
         stream = {key: value for key, value in stream.items() if key != _RECORDS or key in old}
         changed = [key for key, value in stream.items() if old.get(key) != value]
@@ -169,7 +178,9 @@ class SequenceData(pl.LightningDataModule):
         `limit` is `trainer.limit_val_batches`.
         """
         dataset, data = self.dataset("val"), self.config.data
-        known: list[Any] = [self.config.seq_length, data.val.seed, dataset.fingerprint, len(dataset.records)]
+        masks = [getattr(data, key, None) for key in ("modify_percent", "mask_percent", "perturb_percent")]
+        masks += [getattr(data, key, None) for key in ("masked_lm_prob", "encoder_mask", "decoder_mask", "mask_prob")]
+        known: list[Any] = [self.config.seq_length, data.val.seed, dataset.fingerprint, len(dataset.records), masks]
         if limit != 1.0 or isinstance(limit, int):  # batches, which depend on their size and order
             ranks = self.trainer.world_size if self.trainer else 1
             known += [limit, data.packing, data.packing_window, self.micro_batches.size, ranks]

@@ -19,7 +19,7 @@ import yaml
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError, optional_dependency
-from bionemo.common.figures import PALETTE, new_figure, plain, render
+from bionemo.common.figures import PALETTE, new_figure, plain, plot_references, render
 from bionemo.common.redaction import redact_arguments, redact_text, redact_tree
 from bionemo.common.regular import load_json
 from bionemo.evaluation.events import read_scalars
@@ -125,7 +125,9 @@ def open_runs(paths: Sequence[str | Path]) -> list[Run]:
         if not any(
             any(path.glob(name)) for name in ("config.yaml", "run.json", "checkpoints", "events.out.tfevents.*")
         ):
-            raise UserError(f"{path} is not the directory of a run: give one that contains config.yaml or run.json")
+            has_head = (Path(path) / "head.safetensors").exists()
+            remedy = "look at its report.png" if has_head else "give one that contains config.yaml or run.json"
+            raise UserError(f"{path} is not the directory of a {'pretraining ' * has_head}run: {remedy}")
     full = list(dict.fromkeys(Path(path).resolve() for path in paths))
     depth = 1
     while len({path.parts[-depth:] for path in full}) < len(full):
@@ -147,7 +149,8 @@ def render_runs(paths: Sequence[str | Path], refresh: int | None = None) -> str:
     parts = [f'<meta http-equiv="refresh" content="{refresh}">'] if refresh else []
     facts = [_facts(run) for run in runs]
     rows = [(key, *(each[key] for each in facts)) for key in facts[0] if any(each[key] for each in facts)]
-    parts += [html_table(("", *(run.name for run in runs)), rows), *_plots(runs), *_starts(runs), *_settings(runs)]
+    table = html_table(("", *(run.name for run in runs)), rows)
+    parts += [f'<div class="texts">{table}</div>', *_plots(runs), *_starts(runs), *_settings(runs)]
     for run in runs:
         for title, text in {"Evaluations": _evaluations(run), "Log": run.log}.items():
             parts += [f"<h2>{title}: {escape(run.name)}</h2><pre>{escape(text)}</pre>"] if text else []
@@ -155,27 +158,32 @@ def render_runs(paths: Sequence[str | Path], refresh: int | None = None) -> str:
 
 
 def plot_losses(paths: Sequence[str | Path], suffix: str) -> bytes:
-    """Return the loss curves of runs as a file for a paper, see `figures.render`; points are validation losses.
+    """Return the losses of runs as a figure, see `figures.render`: training losses as lines, validation as points.
 
     Raises:
         UserError: if a directory is not that of a run or has no losses, a file is damaged, or Matplotlib is missing.
     """
     runs = open_runs(paths)
     metrics = _CURVES[0][2]
-    if missing := [str(run.path) for run in runs if not any(tag in run.curves for tag, _ in metrics)]:
+    if missing := [run.path for run in runs if not any(tag in run.curves for tag, _ in metrics)]:
         raise UserError(f"{missing[0]} has no event file with losses (exp_manager.create_tensorboard_logger)")
+    references = [run.starts[-1].get("reference_losses", {}) if run.starts else {} for run in runs]
     with new_figure(3.5, 2.6) as figure:
         axes = figure.subplots()
         for (number, run), (tag, width) in ((run, metric) for run in enumerate(runs) for metric in metrics):
             if tag in run.curves:
-                color = PALETTE[(metrics.index((tag, width)) if len(runs) == 1 else number) % len(PALETTE)]
-                label = "validation" if tag == "val_loss" else "training"
+                single, is_validation = len(runs) == 1, tag == "val_loss"
+                label = ("validation" if is_validation else "training") if single else plain(run.name)
                 axes.plot(
-                    *downsample(*run.curves[tag], _BUCKETS), "o-" if tag == "val_loss" else "-", color=color,
-                    linewidth=width / 2, label=label if len(runs) == 1 else f"{plain(run.name)}, {label}",
+                    *downsample(*run.curves[tag], _BUCKETS), "o-" if is_validation else "-", linewidth=width / 2,
+                    color=PALETTE[(metrics.index((tag, width)) if single else number) % len(PALETTE)],
+                    alpha=1 if is_validation else 0.6, zorder=2 + is_validation,
+                    label=label if single or is_validation or "val_loss" not in run.curves else None,
                 )  # fmt: skip
+        if all(each == references[0] for each in references):
+            plot_references(axes, references[0])
         axes.set(xlabel="step", ylabel="loss, nats per target token")
-        figure.legend(loc="outside upper left", ncols=2 if len(runs) == 1 else 1)
+        figure.legend(loc="outside upper left", ncols=2, title="" if len(runs) == 1 else "points: validation")
         return render(figure, suffix)
 
 
@@ -229,11 +237,12 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _packing_efficiency(run: Run, tokens: int | None) -> str:
-    """Return the share of the tokens of a step that is not padding."""
+    """Return the share of the tokens of a step of the last start that is not padding."""
     speed, seconds = run.curves.get("tokens_per_second"), run.curves.get("train_step_timing in s")
     if not tokens or speed is None or seconds is None or len(speed[1]) != len(seconds[1]):
         return ""
-    return f"{np.median(speed[1] * seconds[1]) / tokens:.1%} of a step is not padding"
+    found = (speed[1] * seconds[1])[speed[0] > run.starts[-1]["first_step"]]
+    return f"{np.median(found) / tokens:.1%} of a step is not padding" if len(found) else ""
 
 
 def _plots(runs: Sequence[Run]) -> list[str]:
@@ -266,7 +275,7 @@ def _curve(
 
     more: dict[str, Any] = {"x_range": x_range} if x_range is not None else {}
     plot: Any = figure(
-        height=280, sizing_mode="stretch_width", x_axis_label="step", y_axis_label=title, output_backend="canvas",
+        height=320, sizing_mode="stretch_width", x_axis_label="step", y_axis_label=title, output_backend="canvas",
         y_axis_type="log" if logarithmic else "linear", tools="pan,box_zoom,wheel_zoom,reset,save", **more,
     )  # fmt: skip
     plot.toolbar.logo, plot.min_border_left = None, 75
@@ -288,7 +297,9 @@ def _curve(
         plot.add_layout(Span(location=start["first_step"], dimension="height", line_dash="dotted"))
     plot.add_tools(HoverTool(tooltips=[("step", "@x{0,0}"), (title, "@y{0.0000e+0}")], mode="vline"))
     if plot.legend:
-        plot.legend.click_policy, plot.legend.background_fill_alpha = "hide", 0.7
+        plot.legend.click_policy, plot.legend.orientation, plot.legend.glyph_width = "hide", "horizontal", 40
+        plot.legend.ncols, plot.legend.border_line_width, plot.legend.location = 2, 0, "top_left"
+        plot.add_layout(plot.legend[0], "above")
     return plot
 
 
@@ -310,10 +321,10 @@ def _starts(runs: Sequence[Run]) -> Iterator[str]:
         for run in runs for number, start in enumerate(run.starts, 1)
     ]  # fmt: skip
     yield "<h2>Starts</h2>"
-    yield html_table(
-        ("run", "start", "begin", "last written", "first step", "last step", "hardware", "code", "ended",
-         "resumed from"), rows,
+    columns = (
+        "run", "start", "begin", "last written", "first step", "last step", "hardware", "code", "ended", "resumed from"
     )  # fmt: skip
+    yield f'<div class="texts">{html_table(columns, rows)}</div>'
     for run in runs:
         names = [f"start {number + 1}" for number in range(len(run.starts))]
         if table := _differences(names, [start["config"] for start in run.starts]):

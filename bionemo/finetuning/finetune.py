@@ -90,9 +90,14 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
         steps = max(1, len(splits["train"].texts) // batch_size)  # per epoch; the next one begins with the rest
         if run.trainer.max_steps < 0:
             run.trainer.max_steps = trainer.fit_loop.epoch_loop.max_steps = steps * (run.trainer.epochs or 1)
-        if isinstance(run.trainer.val_check_interval, float):  # a share of an epoch; Lightning sees a single epoch
-            trainer.val_check_interval = max(1, round(steps * run.trainer.val_check_interval))
+        interval = run.trainer.val_check_interval
+        if isinstance(interval, float):  # a share of an epoch; Lightning sees a single epoch
+            trainer.val_check_interval = max(1, round(steps * interval))
             trainer.check_val_every_n_epoch = None
+        last = min(run.trainer.max_steps, steps * (run.trainer.epochs or run.trainer.max_steps))
+        if isinstance(interval, int) and interval > last:
+            notify(f"trainer.val_check_interval={interval}: the run has {last} steps, and is validated after the last")
+            trainer.val_check_interval = last
         sample = list(_iterate_batches(data, "train", _SAMPLE_SIZE)) if head_weights is None else []
 
         def build() -> FineTunedModel:
@@ -245,22 +250,25 @@ class ReportCallback(pl.Callback):
             "head_parameters": sum(each.numel() for each in model.head.parameters() if each.requires_grad),
             "data": {**data, "notes": notes},
         }
-        encoder_weights = checksum_weights(iterate_weights(open_model(path).weights))
+        is_own = checkpoints.find_newest() is not None  # else nothing holds the weights that the head was trained with
+        encoder_weights = checksum_weights(iterate_weights(open_model(path).weights)) if is_own else ""
         results = Results(
             path, encoder_weights, model.head, best, self.history, test, self.task.splits.get("test"),
             max_tokens(model.encoder), self.fingerprint, details,
         )  # fmt: skip
         write_results(results, self.cfg, self.directory, self.task.classes)
-        is_own = path == checkpoints.find_best()  # else the pretrained model
         if self.cfg.model.peft.enabled and is_own and write_adapter(self.directory / ADAPTER, path, self.base):
             print_line(f"the adapter, in the format of peft, is in {self.directory / ADAPTER}")
 
     def _load_best(self, trainer: pl.Trainer, module: Any, checkpoints: CheckpointCallback) -> tuple[Path, int]:
-        """Load the best checkpoint, if there is one; return its path, and its number in the history from 1."""
+        """Load the best checkpoint, or the newest of a run without validations, if there is one.
+
+        Returns its path, or that of the pretrained model, and its number in the history from 1.
+        """
         strategy: Any = trainer.strategy
         strategy.checkpoint_writer.wait()
         strategy.barrier("saved")
-        path = checkpoints.find_best()
+        path = checkpoints.find_best() or checkpoints.find_newest()
         if path is None:
             return Path(str(self.cfg.model.restore_encoder_path)), len(self.history)
         load_weights(module.parallel.shards, checkpoint.Checkpoint(path))

@@ -118,6 +118,8 @@ def check_encoder(trained: TrainedHead, path: Path, weights: str) -> None:
     Raises:
         UserError: if it was trained with another one.
     """
+    if not trained.encoder_weights:
+        raise UserError("the run that trained the head wrote no checkpoint of its model: train with checkpoints")
     if trained.encoder_weights != weights:
         raise UserError(
             f"{path} has other weights than the model that the head was trained with ({trained.encoder}): use that "

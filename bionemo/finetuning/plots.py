@@ -16,12 +16,14 @@ from bionemo.common.errors import UserError
 from bionemo.common.figures import color_bar, new_figure, plain, plot_points, render, spearman, with_interval
 
 _NUMBERED, _NAMED = 12, 20  # classes up to which cells have numbers, and axes the names of the classes
+_COUNTED = 6  # classes up to which cells have the numbers of rows, too
 _CELL = 0.36  # inches, in which the numbers fit
 
 
 def plot_run(
     history: Sequence[Mapping[str, float]], test: tuple[Tensor, Tensor] | None, classes: Sequence[str],
     confusion: Sequence[Sequence[int]] | None, targets: Mapping[str, Mapping[str, float]] | None, name: str, unit: str,
+    rows: str = "sequences",
 ) -> dict[str, bytes]:  # fmt: skip
     """Plot the losses, and a plot of the test split; a note says if there is none.
 
@@ -34,6 +36,7 @@ def plot_run(
         targets: metrics of several labels or targets.
         name: of the target.
         unit: of the loss.
+        rows: what the rows are.
 
     Returns:
         The plot in each format, by extension.
@@ -44,7 +47,7 @@ def plot_run(
     cell = _CELL if len(classes) <= _NUMBERED else _CELL / 2
     width = max(3.2, 1.6 + cell * (len(classes) if len(classes) <= _NAMED else 0))
     height, is_wide = max(3.1, width - 0.4), width > 4  # a page is 7 inches wide
-    size = (width, 2.4 + height) if is_wide else (3.2 + width, height)
+    size = (max(7, width), 2.4 + height) if is_wide else (7, height)
     with new_figure(*size) as figure:
         losses, axes = figure.subplots(
             1 + is_wide, 2 - is_wide, gridspec_kw={"height_ratios": [2.4, height]} if is_wide else {}
@@ -53,17 +56,22 @@ def plot_run(
             if history and key in history[0]:
                 losses.plot([each["epoch"] for each in history], [each[key] for each in history], label=label)
         losses.set(xlabel="epoch", ylabel=f"loss, {unit}")
+        losses.locator_params(axis="x", integer=True)
         losses.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
+        losses.set_visible(losses.has_data())
         try:
             if confusion is not None:
                 _plot_confusion(axes, np.array(confusion), [plain(each) for each in classes])
-                axes.set(xlabel=f"{plain(name)}, predicted", ylabel=f"{plain(name)}, true")
+                axes.set(xlabel=plain(f"{name}, predicted"), ylabel=plain(f"{name}, true"))
+                axes.set_title(f"test split, n = {np.sum(confusion):,} {rows}")
             elif targets is not None:
                 _plot_bars(axes, targets)
             elif test is not None:
                 predictions_R, targets_R = (each.double().reshape(-1).cpu().numpy() for each in test)
                 _plot_parity(axes, predictions_R, targets_R)
-                axes.set(xlabel=f"{plain(name)}, measured", ylabel=f"{plain(name)}, predicted")
+                axes.set(xlabel=plain(f"{name}, measured"), ylabel=plain(f"{name}, predicted"))
+                title = f"test split, n = {len(targets_R):,} {rows}, 95 % intervals"
+                axes.set_title(f"{title}\n{axes.get_title('left')}", fontsize=7)
         except UserError as error:
             notify(f"there is no plot of the test split: {error}")
         axes.set_visible(axes.has_data())
@@ -82,9 +90,9 @@ def _plot_parity(axes: Any, predictions_R: NDArray[Any], targets_R: NDArray[Any]
     ]
     plot_points(axes, targets_R, predictions_R, alpha=0.6)
     ends = min(axes.get_xlim() + axes.get_ylim()), max(axes.get_xlim() + axes.get_ylim())
-    axes.plot(ends, ends, color="gray", linewidth=0.8, linestyle="--")
+    axes.plot(ends, ends, color="black", linewidth=0.8, linestyle="--")  # equal numbers
     axes.set(xlim=ends, ylim=ends, aspect="equal")
-    axes.set_title("\n".join([f"test split, n = {len(targets_R):,}, 95 % intervals", *texts]), fontsize=7)
+    axes.set_title("\n".join(texts))
 
 
 def _plot_bars(axes: Any, targets: Mapping[str, Mapping[str, float]]) -> None:
@@ -98,15 +106,15 @@ def _plot_bars(axes: Any, targets: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def _plot_confusion(axes: Any, counts_CC: NDArray[Any], classes: Sequence[str]) -> None:
-    """Plot the shares of each true class, with the numbers of rows in the cells if there are few classes."""
+    """Plot the shares of each true class, in the cells, too, if there are few classes."""
     shares_CC = 100 * counts_CC / counts_CC.sum(1, keepdims=True).clip(1)
     color_bar(axes, axes.imshow(shares_CC, cmap="Blues", vmin=0, vmax=100), "share of the true class, %")
     for (row, column), share in np.ndenumerate(shares_CC):
         if len(classes) <= _NUMBERED:
-            axes.text(column, row, f"{counts_CC[row, column]:,}\n{share:.0f} %", ha="center", va="center", fontsize=7,
-                      color="white" if share > 55 else "black")  # fmt: skip
+            count = f"{counts_CC[row, column]:,}\n" if len(classes) <= _COUNTED else ""
+            axes.text(column, row, f"{count}{share:.0f} %", ha="center", va="center", fontsize=7,
+                      color="white" if share > 72 else "black")  # fmt: skip
     names = classes if len(classes) <= _NAMED else []
     axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, classes)) > 3 else 0)
     axes.set_yticks(range(len(names)), names)
-    axes.set_title(f"test split, n = {counts_CC.sum():,}")
     axes.spines[:].set_visible(True)

@@ -102,7 +102,7 @@ def write_results(
     Raises:
         OSError: if a file cannot be written; each file is complete or unchanged.
     """
-    history = results.history
+    history, per_residue = results.history, cfg.model.data.task_type.startswith("token-level")
     report: dict[str, Any] = {
         "name": cfg.name, "encoder": str(results.encoder), "encoder_weights": results.encoder_weights,
         _RUN: results.fingerprint, "bionemo": __version__, "settings": asdict(cfg), "max_tokens": results.max_length,
@@ -138,7 +138,6 @@ def write_results(
     # A single metadata entry: safetensors writes several in random order, and the file must be reproducible.
     write_atomic(directory / HEAD, save(results.head.state_dict(), {"task": json.dumps(task)}))
     if results.test and results.test_split:
-        per_residue = cfg.model.data.task_type.startswith("token-level")
         table = _predictions(results.test, results.test_split, results.max_length, classes, per_residue)
         write_atomic(directory / PREDICTIONS, table)
     report = redact_tree(report | test_metrics)
@@ -153,8 +152,9 @@ def write_results(
         unit = "variances of the targets" if classes else "squared units of the target"
     try:
         plots = plot_run(
-            history, results.test, classes, report.get("confusion"), report.get("test_targets"), target, unit
-        )
+            history, results.test, classes, report.get("confusion"), report.get("test_targets"), target, unit,
+            "residues" if per_residue else "sequences",
+        )  # fmt: skip
         for suffix, plot in plots.items():
             write_atomic((directory / PLOT).with_suffix(suffix), plot)
     except UserError as error:

@@ -217,7 +217,9 @@ class TrainedModel(InferenceModel):
         max_length = max_tokens(self.network)
         if truncate and length > max_length:
             long = [name for name, ids in zip(names, found, strict=True) if len(ids) > max_length]
-            note_long(long[0], len(long), max_length, "truncate")
+            size = length + 2  # with begin and end tokens
+            remedy = f"; a maximum length of {size} accepts all (--max-length={size})" if self.network.rotary else ""
+            note_long(long[0], len(long), max_length, "truncate", remedy)
             return [ids[:max_length] for ids in found]
         if length > max_length:
             size = length + 2  # with begin and end tokens

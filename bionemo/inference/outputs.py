@@ -66,6 +66,10 @@ class InferenceModel:
         self.network, self.path, self.contact_head = network, path, contact_head
         self.precision = resolve_precision(precision, gpu=self.device.type == "cuda")
 
+    def __repr__(self) -> str:
+        parameters = sum(each.numel() for each in self.network.parameters())
+        return f"<{type(self.network).__name__} of {self.path}: {parameters:,} parameters, {self.device}>"
+
     @cached_property
     def weights_checksum(self) -> str:
         """Checksum of the weights; equal for files of all formats with the same weights."""
@@ -116,7 +120,8 @@ class InferenceModel:
                 )
             if name in ("logits", "pseudo_perplexity") and isinstance(self.network, EncoderDecoder):
                 raise UserError(
-                    f"{name} is not available for encoder-decoder models ({name_of_class}): use ESM2nv or GPT3"
+                    f"{name} is not available for {name_of_class}, whose decoder predicts tokens one after the other: "
+                    "use embeddings or hidden states, or ESM2nv or GPT3"
                 )
             if name in ("logits", "pseudo_perplexity") and isinstance(self.network.lm_head, MissingHead):
                 raise self.network.lm_head.error()

@@ -19,11 +19,13 @@ KEYS = (  # what a search changes
     "model.activations_checkpoint_num_layers", "model.micro_batch_size", "model.global_batch_size",
     "model.optim.name", "trainer.accumulate_grad_batches",
 )  # fmt: skip
+_EQUAL = 1.03  # times of the fastest layout
 
 
 def search_layouts(cfg: RunConfig, requested: Plan) -> tuple[list[tuple[Plan, RunConfig]], str]:
     """Return plans and configurations of layouts that fit, the fastest first, and, if there are none, the limit.
 
+    Of layouts whose estimated times differ from the fastest by less than the estimate is worth, the simplest is first.
     A replica has at most twice as many GPUs as in the fastest layout with fewer. If there are several replicas, they
     divide the moments of AdamW, which does not change the updates. Layers are recomputed if no row fits otherwise.
     """
@@ -37,6 +39,9 @@ def search_layouts(cfg: RunConfig, requested: Plan) -> tuple[list[tuple[Plan, Ru
         fitting = [*_grow(cfg, requested, tensor, pipeline, None, limits)]
         fitting += [] if fitting else _grow(cfg, requested, tensor, pipeline, "full", limits)
         found = sorted([*found, *fitting], key=lambda each: each[0].duration.total)
+    equal = [each for each in found if each[0].duration.total <= _EQUAL * found[0][0].duration.total]
+    equal.sort(key=lambda each: each[0].layout.tensor * each[0].layout.pipeline)
+    found[: len(equal)] = equal
     return found, "" if found else min(limits, key=lambda each: each[0])[1]
 
 

@@ -141,15 +141,23 @@ def split_by_similarity(
     rows = zip(*columns, map("{:.3f}".format, division.identities[0]), strict=True)
     output.write_csv("similarity.csv", ("record_name", "split", "identity"), rows)
     if find_spec("matplotlib"):
-        output.write("similarity.png", _plot(division.identities, job.min_seq_id))
+        output.write("similarity.png", _plot(division.identities, job.min_seq_id, job.coverage))
     return division.splits
 
 
-def _plot(identities: list[NDArray[np.float64]], threshold: float) -> bytes:
+def _plot(identities: list[NDArray[np.float64]], threshold: float, coverage: float) -> bytes:
     with new_figure(3.5, 2.6) as figure:
         axes = figure.subplots()
-        axes.hist(identities, 20, range=(0, 1), label=["split=similarity", "split=random"])
-        axes.axvline(threshold, color="black", linestyle="--", linewidth=0.8, label=f"min_seq_id={threshold:g}")
-        axes.set(xlabel="identity to the nearest training sequence", ylabel="held-out records")
-        figure.legend(loc="outside upper left", ncols=3, columnspacing=1)
+        found = [100 * np.where(each > 0, each, -0.1) for each in identities]  # 0: no hit
+        labels = [
+            f"{name} split (n = {len(each):,})" for name, each in zip(("similarity", "random"), found, strict=True)
+        ]
+        axes.hist(found, [-15, -5, *range(0, 105, 5)], label=labels)
+        axes.axvline(100 * threshold, color="black", linestyle="--", linewidth=0.8, label=f"min_seq_id={threshold:g}")
+        axes.set_xticks([-10, *range(0, 101, 20)], ["no hit", *map(str, range(0, 101, 20))])
+        axes.set(
+            xlabel=f"identity over {100 * coverage:g} % of both to the nearest\ntraining sequence, %",
+            ylabel="held-out sequences",
+        )
+        figure.legend(loc="outside upper left", ncols=2, columnspacing=1)
         return render(figure)

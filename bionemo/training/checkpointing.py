@@ -316,6 +316,10 @@ class CheckpointCallback(pl.Callback):
         """Return the checkpoint with the best monitored metric, if any checkpoint has one."""
         return next(iter(self._sort_by_metric({path: self._read_metric(path) for path in self._list_own()})), None)
 
+    def find_newest(self) -> Path | None:
+        """Return the newest checkpoint of this run, if there is one."""
+        return next(iter(self._list_own()), None)
+
     def _read_metric(self, path: Path) -> float | None:
         value = checkpoint.load_manifest(path).get("metrics", {}).get(self.config.monitor or "")
         if self._has_other_validation(path):

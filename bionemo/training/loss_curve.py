@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from bionemo.common.errors import UserError
-from bionemo.common.figures import PALETTE, new_figure, render
+from bionemo.common.figures import PALETTE, new_figure, plot_references, render
 from bionemo.common.files import write_atomic
 
 log = logging.getLogger(__name__)
@@ -73,8 +73,7 @@ class LossCurve(pl.Callback):
             axes.plot(*zip(*self.train, strict=True), style, linewidth=0.6, alpha=0.8, label="training")
         if self.validation:
             axes.plot(*zip(*self.validation, strict=True), "o-", color=PALETTE[1], label="validation")
-        for number, (label, value) in enumerate(self.references.items()):
-            axes.axhline(value, color="black", linestyle=(0, (1 + 3 * number, 2)), linewidth=0.8, label=label)
+        plot_references(axes, self.references)
         axes.set(xlabel="step", ylabel="loss, nats per target token")
         figure.legend(loc="outside upper left", ncols=2)
 

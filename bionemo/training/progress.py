@@ -105,9 +105,14 @@ def _warn_of_slow_attention(cfg: RunConfig) -> None:
 
 @rank_zero_only
 def print_result(
-    cfg: RunConfig, trainer: pl.Trainer, reference_losses: dict[str, float], directory: Path, resume_path: Path | None
+    cfg: RunConfig,
+    trainer: pl.Trainer,
+    reference_losses: dict[str, float],
+    directory: Path,
+    resume_path: Path | None,
+    validated: int | None,
 ) -> None:
-    """Print the last step, the validation loss with reference losses, and where the files are."""
+    """Print the last step, the loss of the last validation, at step `validated`, and where the files are."""
     trained = resume_path is None or trainer.global_step > read_step(resume_path)
     if not (trained or trainer.should_stop or cfg.trainer.epochs is None or trainer.global_step == trainer.max_steps):
         notify(
@@ -121,7 +126,8 @@ def print_result(
             ended, remedy = f"ended after trainer.limit_train_batches={limit}", "set a larger number, or null"
         notify(f"the training {ended} before trainer.max_steps={trainer.max_steps}: {remedy}")
     loss = trainer.callback_metrics.get("val_loss")
-    losses = ["no validation loss" if loss is None else f"validation loss {float(loss):.4f}"]
+    at = "" if validated in (None, trainer.global_step) else f" (of step {validated})"
+    losses = ["no validation loss" if loss is None else f"validation loss {float(loss):.4f}{at}"]
     losses += [f"{name} {value:.4f}" for name, value in reference_losses.items()]
     _print_and_log(", ".join([_format_step(trainer), *losses]))
     has_curve = (directory / loss_curve.FILE_NAME).exists()  # not before the first validation or logged step

@@ -165,7 +165,12 @@ def open_initial_weights(path: str | None, positions: int | None = None) -> Tens
         checkpoint.check(source)
         weights: TensorSource = checkpoint.Checkpoint(source)
     else:
-        weights = open_model(source).weights
+        model = open_model(source)
+        weights = model.weights
+        if model.contact_head:  # fitted to the attention of these weights
+            log.warning(
+                "the contact head of %s is left out; after the run, fit one (bionemo analysis contacts-fit)", source
+            )
     learned = weights.shapes(WEIGHTS).get(_POSITION_EMBEDDINGS)
     if positions is None or learned is None or learned[0] == positions:
         return weights

@@ -4,6 +4,7 @@
 import json
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from bionemo.training.progress import read_step
 from bionemo.training.signals import Signals
 
 FILE_NAME = "run.json"
+_LONGEST = 200  # letters of an error
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +38,7 @@ class RunFile(pl.Callback):
 
     def begin(
         self, cfg: RunConfig, trainer: pl.Trainer, parameters: int, precision: Precision, data: SequenceData,
-        resume_path: Path | None,
+        resume_path: Path | None, reference_losses: Mapping[str, float],
     ) -> None:  # fmt: skip
         """Set the facts that are known before the training starts."""
         tokens = data.global_batch_size(trainer.world_size) * cfg.model.seq_length
@@ -51,6 +53,7 @@ class RunFile(pl.Callback):
             "max_steps": trainer.max_steps,
             "resumed_from": redact_text(str(resume_path)) if resume_path else None,
             "first_step": read_step(resume_path) if resume_path else 0,
+            "reference_losses": dict(reference_losses),
             "begin": time.time(),
         }
 
@@ -71,7 +74,7 @@ class RunFile(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Write the error that ended the training."""
-        self._write(trainer, redact_text(f"{type(exception).__name__}: {exception}"))
+        self._write(trainer, redact_text(f"{type(exception).__name__}: {exception}"[:_LONGEST]))
 
     def _write(self, trainer: pl.Trainer, end: str | None) -> None:
         if not trainer.is_global_zero or not self._content:

@@ -189,9 +189,13 @@ class TrainingRun:
             progress.print_start(
                 cfg, trainer, self.num_parameters, self.precision, self.compiled, self.data, self.resume_path
             )
-            self.run_file.begin(cfg, trainer, self.num_parameters, self.precision, self.data, self.resume_path)
+            references = self.loss_curve.references
+            self.run_file.begin(
+                cfg, trainer, self.num_parameters, self.precision, self.data, self.resume_path, references
+            )
             trainer.fit(self.module, self.data, ckpt_path=self.resume_path)
-            progress.print_result(cfg, trainer, self.loss_curve.references, self.log_dir, self.resume_path)
+            validated = int(self.loss_curve.validation[-1][0]) if self.loss_curve.validation else None
+            progress.print_result(cfg, trainer, references, self.log_dir, self.resume_path, validated)
         if cfg.do_testing and not self.checkpoints.stop_signal:
             path = None if cfg.do_training else self.resume_path
             trainer.test(self.module, self.data, ckpt_path=path, verbose=False)

@@ -108,8 +108,12 @@ def test_variants_of_a_table(run: Run, tmp_path: Path, path: Path, model: Traine
     ]  # fmt: skip
 
 
-def test_variants_of_a_fasta_file(run: Run, tmp_path: Path, path: Path, model: TrainedModel) -> None:
-    """The wild type is derived from the variants, in any order."""
+def test_variants_of_a_fasta_file(
+    run: Run, tmp_path: Path, path: Path, model: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wild type is derived from the variants, in any order; its own score of 0 says nothing about the ranks."""
+    notes: list[str] = []
+    monkeypatch.setattr("bionemo.cli.analysis_commands.notify", notes.append)
     variants = {"K2A": 0.5, "A4A": 1.0, "S20C": 0.1, "F14L": 0.9}
     (tmp_path / "x.fasta").write_text(fasta_of(variants))
     output = run("variants", "--model", path, "--variants", "x.fasta", "--method", "wild-type-marginal", "--output",
@@ -121,7 +125,9 @@ def test_variants_of_a_fasta_file(run: Run, tmp_path: Path, path: Path, model: T
     ]
     scores = score_variants(model, WILD_TYPE, list(variants), "wild-type-marginal")
     np.testing.assert_allclose([float(row[4]) for row in rows], scores, rtol=1e-6)
-    assert "with 4 measured values of 'score': scores.png" in output
+    assert notes == ["left out of rho: 1 variant with the sequence of the wild type, which score 0"]
+    rho = spearmanr(scores[[0, 2, 3]], [0.5, 0.1, 0.9]).statistic
+    assert f"Spearman's rho {rho:.4f} with 3 measured values of 'score': scores.png" in output
 
 
 def test_variants_without_measurements(run: Run, tmp_path: Path, path: Path) -> None:
@@ -346,7 +352,8 @@ def test_long_sequences_of_a_map_are_truncated(
     texts = [WILD_TYPE * 5, WILD_TYPE, WILD_TYPE[:9]]
     (tmp_path / "x.fasta").write_text("".join(f">p{n}\n{text}\n" for n, text in enumerate(texts)))
     run("map", "--model", path, "--input", "x.fasta", "--output", "a.csv")
-    assert notes == [("x.fasta: p0", 1, 94, "truncate")]
+    assert notes == [("x.fasta: p0", 1, 94, "truncate", "; a maximum length of 102 accepts all (--max-length=102)")]
+    assert json.loads((tmp_path / "a.csv.json").read_text())["longer"] == 1
     np.savez("x.npz", id=np.arange(3), embeddings=model.embed([text[:94] for text in texts]))
     run("map", "--input", "x.npz", "--output", "b.csv")
     assert [row[1:] for row in rows_of(tmp_path / "a.csv")] == [row[1:] for row in rows_of(tmp_path / "b.csv")]

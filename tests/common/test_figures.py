@@ -85,7 +85,7 @@ def test_intervals(pair: tuple[np.ndarray, np.ndarray]) -> None:
         return values.mean(axis)
 
     text = with_interval("mean", mean, x, y)
-    value, low, high = map(float, re.findall(r"-?[\d.]+", text))
+    value, low, high = map(float, re.findall(r"-?[\d.]+", text.replace("\N{MINUS SIGN}", "-")))
     assert value == pytest.approx(x.mean(), rel=5e-3)
     width = norm.ppf(0.975) * x.std() / math.sqrt(len(x))
     np.testing.assert_allclose([low, high], [x.mean() - width, x.mean() + width], atol=0.15 * width)
@@ -99,4 +99,6 @@ def test_statistics_that_are_not_defined() -> None:
     for x, y in (([1.0], [2.0]), ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])):
         with pytest.raises(UserError, match="rho is not defined: there is one point, or all values are equal"):
             with_interval("rho", spearman, np.array(x), np.array(y))
-    assert with_interval("rho", spearman, np.array([1.0, 2]), np.array([3.0, 4])) == "rho 1"  # resamples of equal rows
+    assert (
+        with_interval("rho", spearman, np.array([1.0, 2]), np.array([3.0, 4])) == "rho 1.00"
+    )  # resamples of equal rows

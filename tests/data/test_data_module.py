@@ -283,6 +283,17 @@ def test_a_changed_stream_continues_after_as_many_samples(override: str, caplog:
     assert list(resumed.train_dataloader())[-1].next_position.consumed_samples == 600
 
 
+@pytest.mark.parametrize(("rows", "noted"), [(2, False), (3, True)])
+def test_another_number_of_rows_in_a_step_is_noted(rows: int, noted: bool, caplog: pytest.LogCaptureFixture) -> None:
+    states = []
+    for each in (2, rows):
+        data = sequence_data(f"model.replica_batch_size={each}")
+        data.trainer = SimpleNamespace(world_size=3, training=True)  # type: ignore[assignment]
+        data.load_state_dict(states[0]) if states else states.append(data.state_dict())
+    assert ("a step has 9 rows, but 6 before" in caplog.text) == noted
+    assert ("set model.global_batch_size=6 to train as before" in caplog.text) == noted
+
+
 @pytest.mark.parametrize(("records", "used", "start", "left"), [(151, 200, 201, 403), (40, 200, 80, 80)])
 def test_added_and_removed_records_do_not_end_a_run(records: int, used: int, start: int, left: int) -> None:
     """After 200 samples of 4 epochs of 150 records, 50 samples of the second epoch are used."""

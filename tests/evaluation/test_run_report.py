@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bionemo report`: curves, and pages of complete, resumed, damaged and several runs."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -183,6 +184,8 @@ def test_loss_curves_for_a_paper(tmp_path: Path, suffix: str, magic: bytes) -> N
     for name, length in (("first", 3), ("second", 5)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text("{}")
+        facts = {"parameters": 1, "devices": 1, "device": "cpu", "reference_losses": {"frequencies": 2.8}}
+        (tmp_path / name / "run.json").write_text(json.dumps(facts))
         write_events(tmp_path / name, {"reduced_train_loss": [3.0, 2.5, 2.2, 2.1, 2.0][:length]})
     options = Namespace(
         runs=[tmp_path / "first", tmp_path / "second"], output=tmp_path / f"x{suffix}", watch=False
@@ -192,7 +195,7 @@ def test_loss_curves_for_a_paper(tmp_path: Path, suffix: str, magic: bytes) -> N
     assert written.startswith(magic)
     if suffix == ".svg":
         text = written.decode()
-        assert all(f">{word}</text>" in text for word in ("first, training", "second, training", "step"))
+        assert all(f">{word}</text>" in text for word in ("first", "second", "frequencies", "step"))
         lines = re.findall(r'<path d="([^"]*)" clip-path="[^"]*" style="fill: none; stroke: #(?:0072b2|d55e00)', text)
         assert [line.count("L") + 1 for line in lines] == [3, 5]
     with pytest.raises(UserError, match="exists: move it away"):

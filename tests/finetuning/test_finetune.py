@@ -15,6 +15,7 @@ from torch import Tensor
 
 import bionemo
 from bionemo.checkpoint import TensorsInMemory
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
 from bionemo.config.schema.data import TaskType
@@ -23,6 +24,7 @@ from bionemo.data.collate import Collator
 from bionemo.finetuning.dataset import LabelledData, bits_to_numbers
 from bionemo.finetuning.heads import TokenHead, head_factory
 from bionemo.finetuning.labels import Split
+from bionemo.finetuning.load_head import check_encoder, read_trained_head
 from bionemo.finetuning.model import FineTunedModel
 from bionemo.megatron.sharding import materialize
 from tests.support.finetuning import written
@@ -261,6 +263,27 @@ def test_an_interrupted_run_is_resumed(model: Path, data: Path, tmp_path: Path) 
     reports = [json.loads((tmp_path / each / "report.json").read_text()) for each in ("whole", "two")]
     assert [epoch["val_loss"] for epoch in reports[1]["epochs"]][-1] == reports[0]["epochs"][-1]["val_loss"]
     assert reports[1]["test_loss"] == reports[0]["test_loss"]
+
+
+def test_a_run_without_a_validation_before_its_end(model: Path, data: Path, tmp_path: Path) -> None:
+    """It is validated after its last step; without validations, head and adapter are those of the last step."""
+    given = overrides(model, data, *LORA, "trainer.max_epochs=1")
+
+    def check_head(run: Path, encoder: Path) -> None:
+        head = read_trained_head(run / "head.safetensors")
+        check_encoder(head, encoder, bionemo.load(encoder, "cpu").weights_checksum)
+
+    console = tune(tmp_path / "late", *given, "trainer.val_check_interval=100")
+    assert "note: trainer.val_check_interval=100: the run has" in "\n".join(console)
+    assert json.loads((tmp_path / "late" / "report.json").read_text())["val_loss"] > 0
+    saving = "exp_manager.checkpoint_callback_params.every_n_train_steps=2"
+    tune(tmp_path / "never", *given, "trainer.limit_val_batches=0", saving)
+    for name in ("late", "never"):
+        assert (tmp_path / name / "adapter" / "adapter_model.safetensors").exists()
+        check_head(tmp_path / name, tmp_path / name)
+    tune(tmp_path / "none", *given, "exp_manager.create_checkpoint_callback=False")
+    with pytest.raises(UserError, match="the run that trained the head wrote no checkpoint of its model"):
+        check_head(tmp_path / "none", model)
 
 
 def test_a_run_is_not_resumed_with_another_model(model: Path, data: Path, tmp_path: Path) -> None:

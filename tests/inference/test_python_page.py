@@ -98,7 +98,9 @@ def test_methods_that_a_model_does_not_have(name: str) -> None:
         with pytest.raises(UserError, match="not a masked language model: use ESM1nv, ESM1b, ESM2nv or ESMC"):
             compute()
     if name != "gpt3":
-        with pytest.raises(UserError, match=r"logits is not available .*: use ESM2nv or GPT3"):
+        with pytest.raises(
+            UserError, match=r"logits is not available .*: use embeddings or hidden states, or ESM2nv or GPT3"
+        ):
             model.logits("CCO")
     if name != "megamolbart":
         with pytest.raises(UserError, match="use a model of molecules, such as MegaMolBART"):

@@ -261,3 +261,28 @@ def test_a_relative_data_set_in_a_container_is_noted(
     assert (f"note: model.data.dataset_path={path} is relative" in capsys.readouterr().err) == noted
     launch(monkeypatch, tmp_path, f"model.data.dataset_path={path}", "--dry-run")  # on this machine
     assert "is relative" not in capsys.readouterr().err
+
+
+BCP = ["cluster=bcp", "cluster.image=a/b:1", "cluster.instance=dgxa100.80g.8.norm", "cluster.total_runtime=1D"]
+
+
+@pytest.mark.parametrize(("given", "data", "notes"), [
+    (BASE, "/data/uniref", []),
+    (BASE, "/other", ["model.data.dataset_path=/other is in no directory of cluster.volumes: "]),
+    ([*BCP, "cluster.datasets=[17:/data]", "exp_manager.exp_dir=/result/x"], "/data/uniref", []),
+    ([*BCP, "cluster.datasets=[17:/data]", "exp_manager.exp_dir=/data2/x"], "/other", [
+        "model.data.dataset_path=/other is in no directory of cluster.datasets or cluster.workspaces: ",
+        "exp_manager.exp_dir=/data2/x is in no directory of cluster.datasets or cluster.workspaces: ",
+    ]),
+    (["cluster=bcm", "cluster.container_image=a/b", "cluster.container_mounts=[/tmp:/data:ro]"], "/data/u", []),
+    (["cluster=bcm", "cluster.container_image=a/b"], "/data/u",
+     ["model.data.dataset_path=/data/u is in no directory of cluster.container_mounts: "]),
+    (["cluster=bcm"], "/data/u", []),
+])  # fmt: skip
+def test_directories_that_are_not_mounted_are_noted(
+    given: list[str], data: str, notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    launch(monkeypatch, tmp_path, *given, f"model.data.dataset_path={data}", "--dry-run")
+    found = [line for line in capsys.readouterr().err.splitlines() if " is in no directory of " in line]
+    assert [line.startswith(f"note: {note}") for line, note in zip(found, notes, strict=True)] == [True] * len(notes)

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Export of a GPT-3 run to the Hugging Face format, and a new run from it."""
+"""Export of a run to the Hugging Face format, and a new run from it."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel
+from transformers import EsmForMaskedLM, GPT2LMHeadModel
 
+import bionemo
 from bionemo.checkpoint import Checkpoint
-from bionemo.formats.convert import convert
+from bionemo.formats.convert import convert, open_model
+from bionemo.formats.huggingface.directory import write
 from bionemo.training.resume import open_initial_weights
+from tests.support.huggingface import theirs
 from tests.support.runs import VOCABULARY, config, last_checkpoint, logged, read_weights, run, train
 
 WORDS = len(json.loads((VOCABULARY / "vocab.json").read_text()))
@@ -60,3 +63,20 @@ def test_another_model_is_refused(tmp_path: Path, trained: tuple[Path, Path]) ->
     status, lines = run(tmp_path / "next", f"restore_from_path={trained[1]}", model="esm2nv")
     assert status == 1
     assert lines[-1].startswith(f"error: the weights of {trained[1]} belong to another model")
+
+
+def test_a_contact_head_is_left_out_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A run changes the attention to which it was fitted. The export has zeros, which the note names."""
+    theirs(tmp_path / "hf")
+    open_initial_weights(str(tmp_path / "hf"))
+    assert f"the contact head of {tmp_path / 'hf'} is left out; after the run, fit one" in caplog.text
+    convert(tmp_path / "hf", tmp_path / "whole")
+    convert(tmp_path / "whole", tmp_path / "again", to="hf")
+    assert "has no contact head" not in caplog.text
+    assert bionemo.load(tmp_path / "again", "cpu").contacts("MKTAYIAK").unique().numel() > 1
+    saved = open_model(tmp_path / "hf")
+    write(tmp_path / "without", saved.config, 33, saved.weights)
+    assert f"{tmp_path / 'without'} has no contact head: transformers predict a probability of 0.5" in caplog.text
+    network = EsmForMaskedLM.from_pretrained(tmp_path / "without", attn_implementation="eager").eval()
+    tokens = torch.tensor([[0, 5, 6, 7, 8, 2]])
+    assert (network.predict_contacts(tokens, torch.ones_like(tokens)) == 0.5).all()

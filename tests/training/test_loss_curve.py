@@ -51,7 +51,7 @@ def test_the_curve_is_announced_only_if_it_is_drawn(
     trainer: Any = SimpleNamespace(callback_metrics={}, global_step=3, max_steps=3, should_stop=False,
                                    lightning_module=SimpleNamespace(list_checkpoints=list))  # fmt: skip
     cfg: Any = SimpleNamespace(trainer=SimpleNamespace(max_epochs=None))
-    print_result(cfg, trainer, {}, tmp_path, None)
+    print_result(cfg, trainer, {}, tmp_path, None, None)
     expected = "logs, checkpoints and the loss curve are in" if drawn else "logs and checkpoints are in"
     assert capsys.readouterr().err.splitlines() == ["step 3 of 3, no validation loss", f"{expected} {tmp_path}"]
 

@@ -299,7 +299,8 @@ def divide_records(
     }
     notes = [
         f"{summary['above_threshold']} of {len(held_out)} held-out records have an identity of {search.min_seq_id} or "
-        f"more to a training sequence; at random, {random_summary['above_threshold']} of {len(at_random)} have"
+        f"more over {search.coverage:g} of both sequences to a training sequence; at random, "
+        f"{random_summary['above_threshold']} of {len(at_random)} have (a lower coverage also finds fragments)"
     ]
     if found != [*sizes]:
         notes.append(

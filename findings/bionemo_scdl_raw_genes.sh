@@ -4,15 +4,15 @@
 # Package:   bionemo-scdl 0.1.3 (SingleCellMemMapDataset, which feeds Geneformer of BioNeMo 2)
 # Expected:  get_row(return_var_features=True) gives values, columns and the table in which the columns are looked up:
 #            the genes of the matrix that was read. raw.X is read (the default), so these are raw.var.
-# What is:   The table is that of adata.var. If its genes are in another order than in raw, all names are wrong. If genes
-#            were filtered, names are wrong behind the first missing gene, up to an IndexError for columns behind
-#            the end, which cells without these genes do not raise. No message; use_X_not_raw=True is right.
+# What is:   The table is that of adata.var. If its genes are in another order than in raw, all names are wrong. If
+#            genes were filtered, names are wrong behind the first missing gene; columns behind the end raise an
+#            IndexError, but only in cells that have them. No message; use_X_not_raw=True is right.
 # Met by:    Files whose genes were sorted, brought to the order of a vocabulary, or filtered after adata.raw was
 #            set: anndata leaves raw as it is. A model learns tokens of other genes.
 #            Remedy: adata.raw.to_adata() into a file of its own, or compare adata.raw.var_names with adata.var_names.
 # Source:    bionemo/scdl/io/single_cell_memmap_dataset.py: _get_matrix_X() returns raw.X, regular_load_h5ad() and
-#            paginated_load_h5ad() return adata.var; documentation of anndata.AnnData.raw (slicing leaves it unaffected);
-#            pull request 480 of NVIDIA-BioNeMo/bionemo-recipes (Geneformer).
+#            paginated_load_h5ad() return adata.var; documentation of anndata.AnnData.raw (slicing by genes leaves it
+#            unaffected); pull request 480 of NVIDIA-BioNeMo/bionemo-recipes (Geneformer).
 # shellcheck source=common.sh
 source "$(dirname "$0")/common.sh"
 python_packages venv bionemo-scdl==0.1.3 torch==2.13.0 anndata==0.12.19 pandas==2.3.3 scipy==1.17.1 numpy==2.3.5

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.data.table import (
     Table,
@@ -155,6 +156,10 @@ def find_task_type(sequences: Sequence[str], labels: Sequence[str], locations: S
         if _are_residue_digits(found):
             return "token-level-classification"
         is_class = len(values) <= _MAX_CLASSES and all(value.is_integer() for value in values)
+        if not is_class and len(values) < len(numbers) and 2 * len(numbers) <= len(found):  # EC: 1.1, 1.10
+            first: dict[float | None, str] = {}
+            one, other = next((first[x], text) for text, x in numbers.items() if first.setdefault(x, text) != text)
+            notify(f"the labels {one} and {other} are the same number; for classes, set {_TYPE_KEY}=classification")
         return "classification" if is_class else "regression"
     nearly = sum(_NEARLY_NUMBER.fullmatch(text) is not None for text in texts)
     if len(values) + nearly > len(texts) - nearly:

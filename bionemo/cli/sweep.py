@@ -51,8 +51,11 @@ def run_jobs(task: Callable[[Any], Any], jobs: Sequence[Job], location: Sequence
         interrupted: not empty if SIGINT has arrived, which ends the sweep.
     """
     results: list[Mapping[str, float] | None] = []
+    shared = set.intersection(*(set(job.overrides) for job in jobs))
     for number, job in enumerate(jobs, 1):
-        notify(f"run {number} of {len(jobs)}: {' '.join(redact_arguments(job.overrides))}", *job.notes)
+        own = [text.lstrip("+") for text in redact_arguments(job.overrides) if text not in shared]
+        own = [text for text in own if not text.startswith("exp_manager.")] or own
+        notify(f"run {number} of {len(jobs)}: {' '.join(own)}", *job.notes)
         try:
             with command_line([*location, *job.overrides]):
                 results.append(task(job.config) or {})

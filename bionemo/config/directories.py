@@ -31,17 +31,22 @@ def directory_overrides(jobs: Sequence[Sequence[str]], configs: Sequence[ExpMana
     """Return overrides that give each run of a sweep its own directory; empty lists if the directories differ.
 
     Where two runs have the same directory, each gets a directory inside it, named after its values, such as
-    `model.optim.lr=1e-4`.
+    `model.optim.lr=1e-4`, and this name in Weights & Biases and MLflow.
     """
     directories = [log_directory(config) for config in configs]
     if len(set(directories)) == len(jobs):
         return [[] for _ in jobs]
     shared = set.intersection(*(set(job) for job in jobs))
     added = []
-    for job, directory in zip(jobs, directories, strict=True):
-        name = ",".join(override.lstrip("+") for override in job if override not in shared)
-        path = quote(str(directory / re.sub(r"[^\w.,=+-]+", "_", name)[:_MAX_NAME]))
+    for job, directory, config in zip(jobs, directories, configs, strict=True):
+        values = ",".join(override.lstrip("+") for override in job if override not in shared)
+        name = re.sub(r"[^\w.,=+-]+", "_", values)[:_MAX_NAME]
+        path = quote(str(directory / name))
         added.append([f"++exp_manager.exp_dir={path}", f"++exp_manager.explicit_log_dir={path}"])
+        if config.create_wandb_logger:
+            added[-1].append(f"++exp_manager.wandb_logger_kwargs.name={quote(name)}")
+        if config.create_mlflow_logger:
+            added[-1].append(f"++exp_manager.mlflow_logger_kwargs.run_name={quote(name)}")
     return added
 
 

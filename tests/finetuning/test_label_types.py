@@ -136,3 +136,17 @@ def test_numbers_that_are_equal_in_fp32_are_refused(labels: list[float], message
     data = load("downstream_table", arguments[1:], schema=DownstreamConfig).model.data
     with pytest.raises(UserError, match=message):
         read_splits(data, "k", ["train", "val", "test"])
+
+
+@pytest.mark.parametrize(("labels", "noted"), [
+    (["1.1", "1.10", "2.7"], True),
+    (["1.1", "1.2", "2.7"], False),
+    (["1", "01", "2"], False),
+])  # fmt: skip
+def test_different_texts_of_a_number_are_noted(
+    labels: list[str], noted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Subclasses of enzymes such as 1.1 and 1.10 look like numbers."""
+    find(["MKTA"] * 9, labels * 3)
+    expected = "the labels 1.1 and 1.10 are the same number; for classes, set model.data.task_type=classification"
+    assert (expected in capsys.readouterr().err) == noted

@@ -14,7 +14,7 @@ LIMITS = {
     "cli": 1_588,
     "common": 990,
     "config": 2_157,
-    "data": 3_872,
+    "data": 3_877,
     "evaluation": 1_923,
     "experiment": 510,
     "finetuning": 1_692,

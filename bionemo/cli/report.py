@@ -7,8 +7,6 @@ from pathlib import Path
 
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError
-from bionemo.common.figures import FORMATS
-from bionemo.common.files import write_atomic
 
 _SECONDS = 30  # between two updates
 
@@ -26,6 +24,8 @@ def report(options: Namespace) -> None:
         UserError: if a directory is not that of a run, the output exists and is no report, or a library is missing.
         OSError: if the output cannot be written.
     """
+    from bionemo.common.figures import FORMATS  # imports NumPy
+    from bionemo.common.files import write_atomic
     from bionemo.evaluation.html import write_page
     from bionemo.evaluation.run_report import plot_losses, render_runs
 

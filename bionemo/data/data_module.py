@@ -117,9 +117,9 @@ class SequenceData(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stream position and the settings that determine the stream of samples."""
-        rows = self.global_batch_size(self.trainer.world_size) if self.trainer else None
         return {
-            "position": asdict(self.position), "stream": self._stream(), "mixture": self._segments(), "rows": rows,
+            "position": asdict(self.position), "stream": self._stream(), "mixture": self._segments(),
+            "rows": self._step_rows(),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ class SequenceData(pl.LightningDataModule):
         self.position, old = _read_position(state), state["stream"]
         if self.trainer is not None and not self.trainer.training:  # the training data need not exist
             return
-        rows = self.global_batch_size(self.trainer.world_size) if self.trainer else None
+        rows = self._step_rows()
         if rows and state.get("rows") not in (None, rows):
             log.warning(
                 "a step has %s rows, but %s before (other devices, micro-batches or model.global_batch_size): set "
@@ -229,6 +229,13 @@ class SequenceData(pl.LightningDataModule):
     def global_batch_size(self, world_size: int) -> int:
         """Return the number of rows in a training step of all ranks."""
         return self.micro_batches.size * self.micro_batches.count * self.config.data_parallel_size(world_size)
+
+    def _step_rows(self) -> int | None:
+        """Return the number of rows in a training step of this run; None outside of a run."""
+        if self.trainer is None:
+            return None
+        ranks: int = getattr(self.trainer.strategy, "data_parallel_size", 1)
+        return self.micro_batches.size * self.micro_batches.count * ranks
 
     def check_steps(self, world_size: int) -> None:
         """Raise a UserError if incomplete steps are omitted and the training data fills no step of all ranks."""

@@ -288,7 +288,7 @@ def test_another_number_of_rows_in_a_step_is_noted(rows: int, noted: bool, caplo
     states = []
     for each in (2, rows):
         data = sequence_data(f"model.replica_batch_size={each}")
-        data.trainer = SimpleNamespace(world_size=3, training=True)  # type: ignore[assignment]
+        data.trainer = SimpleNamespace(strategy=SimpleNamespace(data_parallel_size=3), training=True)  # type: ignore[assignment]
         data.load_state_dict(states[0]) if states else states.append(data.state_dict())
     assert ("a step has 9 rows, but 6 before" in caplog.text) == noted
     assert ("set model.global_batch_size=6 to train as before" in caplog.text) == noted

@@ -11,11 +11,11 @@ LIMITS = {
     "aliases": 46,
     "analysis": 415,
     "checkpoint": 628,
-    "cli": 1_588,
+    "cli": 1_594,
     "common": 990,
     "config": 2_157,
-    "data": 3_877,
-    "evaluation": 1_923,
+    "data": 3_879,
+    "evaluation": 1_924,
     "experiment": 510,
     "finetuning": 1_692,
     "formats": 1_771,
@@ -26,7 +26,7 @@ LIMITS = {
     "planning": 471,
     "preparation": 2_451,
     "tokenizers": 317,
-    "training": 2_185,
+    "training": 2_186,
 }
 
 

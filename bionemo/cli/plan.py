@@ -21,6 +21,7 @@ from bionemo.config.schema import RunConfig
 
 _LARGE, _BATCH = 1e8, 5e5  # parameters, and tokens of a step of GPT-3 with as many (Brown et al. 2020)
 _SHOWN = 8  # layouts in the table
+_SLOW = 0.9  # share of the time of the requested layout from which the fastest is pointed out
 _SPEC = CommandSpec(
     schema=RunConfig,
     description="Estimates parameters, memory, FLOPs and time of a run.",
@@ -44,14 +45,14 @@ def main(config_name: str = "pretrain_esm2_8M") -> None:
     run(lambda cfg: print_plan(cfg, flags), config_name, spec=_SPEC)
 
 
-def print_plan(cfg: RunConfig, flags: argparse.Namespace) -> None:
-    """Print the plan, other layouts, and the command of the fastest one."""
+def print_plan(cfg: RunConfig, flags: argparse.Namespace) -> dict[str, float]:
+    """Print the plan, other layouts, and the command of the fastest one; return memory and time of the plan."""
     from bionemo.common.gpus import find_device
     from bionemo.planning.layouts import read_layout
 
     device, layout = find_device(flags.device, str(cfg.trainer.precision)), read_layout(cfg)
     # these import torch; errors above are reported at once
-    from bionemo.planning.report import as_data, as_text, make_plan
+    from bionemo.planning.report import GIB, as_data, as_text, make_plan
     from bionemo.planning.search import as_table, search_layouts
 
     plan = make_plan(cfg, layout, device)
@@ -72,7 +73,11 @@ def print_plan(cfg: RunConfig, flags: argparse.Namespace) -> None:
         others = [as_data(other) for other, _ in found]
         print(json.dumps(as_data(plan) | {"layouts": others, "limit": limit, "command": command}, indent=2))
     else:
-        print(*(as_table(found[:_SHOWN]) if found else [f"no layout fits: {limit}"]), command, sep="\n")
+        print(*(as_table(found[:_SHOWN]) if found else [f"no layout fits: {limit}"]), sep="\n")
+        if found and (share := found[0][0].duration.total / plan.duration.total) < _SLOW:
+            print(f"the first of these needs {share:.0%} of the time of the layout above")
+        print(command)
+    return {"memory in GiB": plan.memory.total / GIB, "seconds per step": plan.duration.total}
 
 
 def _command(cfg: RunConfig, fastest: RunConfig, steps: int | None) -> str:

@@ -95,7 +95,8 @@ def _table(jobs: Sequence[Job], results: Sequence[Mapping[str, float] | None]) -
     rows = [["run", *keys, "result", *names, "directory"]]
     for number, (job, values, result) in enumerate(zip(jobs, own, results, strict=True), 1):
         found = [f"{result[name]:.4f}" if result and name in result else "" for name in names]
-        directory = str(log_directory(job.config.exp_manager)) if hasattr(job.config, "exp_manager") else ""
+        path = log_directory(job.config.exp_manager) if hasattr(job.config, "exp_manager") else None
+        directory = str(path) if path and path.exists() else ""
         outcome = "failed" if result is None else "done"
         rows.append([str(number), *(values.get(key, "") for key in keys), outcome, *found, directory])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -183,6 +183,7 @@ def plot_losses(paths: Sequence[str | Path], suffix: str) -> bytes:
         if all(each == references[0] for each in references):
             plot_references(axes, references[0])
         axes.set(xlabel="step", ylabel="loss, nats per target token")
+        axes.locator_params(axis="x", integer=True)
         figure.legend(loc="outside upper left", ncols=2, title="" if len(runs) == 1 else "points: validation")
         return render(figure, suffix)
 

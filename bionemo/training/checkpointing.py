@@ -121,8 +121,8 @@ class CheckpointCallback(pl.Callback):
             best = (path for path in self._list_own() if not path.name.endswith("-last"))
             if others := [path for path in best if self._has_other_validation(path)]:
                 log.warning(
-                    "%s checkpoint%s of other validations (data, limit_val_batches, monitor or mode): kept, but not "
-                    "compared with new ones; the first is %s", len(others), "s" * (len(others) > 1), others[0],
+                    "%s checkpoint%s of other validations (data, masks, limit_val_batches, monitor or mode): kept, "
+                    "but not compared with new ones; the first is %s", len(others), "s" * (len(others) > 1), others[0],
                 )  # fmt: skip
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Any, state: dict[str, Any]) -> None:

@@ -75,6 +75,7 @@ class LossCurve(pl.Callback):
             axes.plot(*zip(*self.validation, strict=True), "o-", color=PALETTE[1], label="validation")
         plot_references(axes, self.references)
         axes.set(xlabel="step", ylabel="loss, nats per target token")
+        axes.locator_params(axis="x", integer=True)
         figure.legend(loc="outside upper left", ncols=2)
 
     def _warn(self, message: str) -> None:

@@ -263,6 +263,14 @@ def test_collating_several_steps_per_call_changes_nothing(monkeypatch: pytest.Mo
     assert equal(next(iter(steps)), ahead[10])
 
 
+@pytest.mark.parametrize(("masked", "names"), [(False, {"residue frequencies alone", "best possible"}),
+                                               (True, {"residue frequencies alone"})])  # fmt: skip
+def test_the_lowest_loss_is_unknown_if_special_tokens_are_masked(masked: bool, names: set[str]) -> None:
+    data = sequence_data(f"model.data.mask_special_tokens={masked}")
+    data.setup("fit")
+    assert data.reference_losses().keys() == names
+
+
 def test_lengths_have_a_small_type() -> None:
     lengths = sequence_data().training_steps().sampler.lengths
     assert lengths.dtype == np.int32  # there are hundreds of millions of lengths

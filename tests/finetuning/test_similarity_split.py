@@ -110,7 +110,7 @@ def test_copies_are_in_one_split_and_sizes_are_reported(tmp_path: Path, monkeypa
     assert [(len(each), len({*each})) for each in splits.values()] == [(39, 13), (3, 1), (3, 1)]
     assert data.notes[1] == (
         f"{path}: divided by similarity: val and test have 3 and 3 records, not 4 and 4: no other cluster of related "
-        "sequences fits; a higher min_seq_id makes clusters smaller"
+        "sequences fits; a higher min_seq_id or coverage makes clusters smaller"
     )
     write(path, "sequence,label", [(text, n / 7) for n, text in enumerate([*texts[:10], *texts[:9]])])
     with pytest.raises(UserError, match=r"x\.csv: split=similarity finds no rows for test: no .* rows \(1\): "):

@@ -151,7 +151,7 @@ def test_the_default_batch_of_a_large_model_is_noted(
     command.main()
     out, err = capsys.readouterr()
     assert ("note: model.global_batch_size is not set: a step has 4 rows, 4,096 tokens." in err) == noted
-    assert "fastest first" in out and "bionemo pretrain" in out
+    assert "the simplest of the fastest" in out and "bionemo pretrain" in out
 
 
 def limit_of(cfg: RunConfig, memory: int) -> str:

@@ -130,6 +130,18 @@ def test_only_short_sequences(tmp_path: Path, texts: list[str]) -> None:
     assert [row[3] for row in rows(tmp_path / "out")["val"]] == [texts[-1]]
 
 
+@needs_mmseqs
+def test_one_group_cannot_be_held_out(tmp_path: Path) -> None:
+    source = write(
+        tmp_path, fasta({f"p{number}": "MKVLAAGIVALLAAHWYE" + "ACDEFGHIKL"[number] for number in range(10)})
+    )
+    with pytest.raises(
+        UserError, match=r"all groups of related sequences \(min_seq_id=0.3, coverage=0.8\) are too large"
+    ):
+        prepare(source, tmp_path / "out", val_size=1, test_size=1, split="similarity")
+    assert not (tmp_path / "out" / "train").exists()
+
+
 @pytest.mark.usefixtures("no_relatives")
 def test_clusters_of_a_file(tmp_path: Path) -> None:
     """Unrelated sequences in one cluster are in one split; the representative needs not be a record."""

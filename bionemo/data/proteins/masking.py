@@ -166,6 +166,6 @@ class MaskedDataset(ProteinDataset):
     ) -> dict[str, float]:
         """See DatasetFactory; for the mock language this includes the lowest loss possible for the masks in use."""
         references = {"residue frequencies alone": val.masker.unigram_loss(train.split.letter_frequencies)}
-        if isinstance(val.split.source, MockSource):
+        if isinstance(val.split.source, MockSource) and not val.masker.mask_special_tokens:
             references["best possible"] = val.masker.optimal_mock_loss(batches)
         return references

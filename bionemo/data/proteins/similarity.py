@@ -272,6 +272,11 @@ def divide_records(
     splits, joined, hits = divide(search, clusters, weights, sizes, seed, others)
     held_out = kept[splits[sequence_of[kept]] != TRAIN]
     found = np.bincount(splits[sequence_of[held_out]], minlength=TRAIN).tolist()
+    if any(sizes) and not any(found):
+        raise UserError(
+            f"all groups of related sequences (min_seq_id={search.min_seq_id}, coverage={search.coverage:g}) are too "
+            "large to be held out: raise min_seq_id or coverage, or val_size and test_size"
+        )
     identities = [
         _nearest(hits, training, len(clusters))[numbers]
         for training, numbers in (
@@ -305,7 +310,7 @@ def divide_records(
     if found != [*sizes]:
         notes.append(
             f"val and test have {found[0]} and {found[1]} records, not {sizes[0]} and {sizes[1]}: no other cluster of "
-            "related sequences fits; a higher min_seq_id makes clusters smaller"
+            "related sequences fits; a higher min_seq_id or coverage makes clusters smaller"
         )
     return Division(splits[sequence_of], held_out, identities, report, notes)
 

@@ -74,7 +74,7 @@ class RunFile(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Write the error that ended the training."""
-        self._write(trainer, redact_text(f"{type(exception).__name__}: {exception}"[:_LONGEST]))
+        self._write(trainer, redact_text(f"{type(exception).__name__}: {exception}")[:_LONGEST])
 
     def _write(self, trainer: pl.Trainer, end: str | None) -> None:
         if not trainer.is_global_zero or not self._content:

@@ -83,6 +83,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "labels.csv").write_text(
         "sequence,stability\n" + "".join(f"{text},{text.count('A') + len(text) / 9:.3f}\n" for text in proteins)
     )
+    tox21 = "".join(
+        f"{text},{number % 2},{number % 3 % 2},{number // 2 % 2}\n" for number, text in enumerate(proteins)
+    )
+    (directory / "tox21.csv").write_text(f"sequence,NR-AR,NR-ER,SR-p53\n{tox21}")
     carbons = "".join(f"{'C' * number}O\n" for number in range(1, 30))
     (directory / "molecules.csv").write_text(f"smiles\n{carbons}")
     (directory / "x.smi").write_text("CCO\nc1ccccc1\nCC(=O)O\n")

@@ -9,7 +9,7 @@ from tests.test_boundaries import ALIASES, FILES
 # Lower a number when code is removed. Raise it in the commit that needs more, with the reason in its message.
 LIMITS = {
     "aliases": 46,
-    "analysis": 415,
+    "analysis": 414,
     "checkpoint": 628,
     "cli": 1_594,
     "common": 990,

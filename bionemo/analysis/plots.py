@@ -35,8 +35,7 @@ def plot_scan(path: Path, scores: Floats, sequence: str, offset: int = 0) -> Non
     count = -(-len(scores) // width)
     shown = min(width, len(scores))
     limit = max(float(np.percentile(np.abs(scores), 99)), 1e-6)
-    clipped = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
-    extend = clipped[bool(scores.min() < -limit), bool(scores.max() > limit)]
+    extend = ("neither", "min", "max", "both")[(scores.min() < -limit) + 2 * (scores.max() > limit)]
     with new_figure(3.5 if 5 * shown <= 2 * width else 7, 0.4 + 2.3 * count) as figure:
         rows: np.ndarray = figure.subplots(count, squeeze=False)[:, 0]
         for first, axes in zip(range(0, len(scores), width), rows, strict=True):

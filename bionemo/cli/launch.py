@@ -83,8 +83,8 @@ def launch(cfg: RunConfig, dry_run: bool) -> None:
 
 def _note_paths(cfg: RunConfig, job: Job) -> None:
     """Note if the data are in no directory that is mounted in the container, or the directory of the run is not."""
-    given = [(key, each) for key in _MOUNTS for each in getattr(cfg.cluster, key, None) or ()]
-    places = [Path((each.split(":")[1:2] or [each])[0]) for _, each in given]
+    given = [each for key in _MOUNTS for each in getattr(cfg.cluster, key, None) or ()]
+    places = [Path((each.split(":")[1:2] or [each])[0]) for each in given]
     own = [job.directory] if hasattr(cfg.cluster, "container_mounts") else []  # Slurm jobs mount it
     kept = [*places, *own, *map(Path, filter(None, [getattr(cfg.cluster, "result", None)]))]
     keys = " or ".join(f"cluster.{key}" for key in _MOUNTS if hasattr(cfg.cluster, key))

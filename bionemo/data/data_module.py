@@ -28,6 +28,10 @@ from bionemo.tokenizers import Vocabulary
 
 log = logging.getLogger(__name__)
 _RECORDS, _SOURCES = "training records", "the sources of model.data.mixture"
+_MASKS = (  # keys of `model.data` of all families that determine the masks
+    "modify_percent", "mask_percent", "perturb_percent", "mask_special_tokens", "masked_lm_prob", "encoder_mask",
+    "decoder_mask", "mask_prob", "span_lambda",
+)  # fmt: skip
 
 
 def pads_dynamically(config: DataConfig) -> bool:
@@ -178,8 +182,7 @@ class SequenceData(pl.LightningDataModule):
         `limit` is `trainer.limit_val_batches`.
         """
         dataset, data = self.dataset("val"), self.config.data
-        masks = [getattr(data, key, None) for key in ("modify_percent", "mask_percent", "perturb_percent")]
-        masks += [getattr(data, key, None) for key in ("masked_lm_prob", "encoder_mask", "decoder_mask", "mask_prob")]
+        masks = [getattr(data, key, None) for key in _MASKS]
         known: list[Any] = [self.config.seq_length, data.val.seed, dataset.fingerprint, len(dataset.records), masks]
         if limit != 1.0 or isinstance(limit, int):  # batches, which depend on their size and order
             ranks = self.trainer.world_size if self.trainer else 1

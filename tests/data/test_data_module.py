@@ -302,6 +302,14 @@ def test_another_number_of_rows_in_a_step_is_noted(rows: int, noted: bool, caplo
     assert ("set model.global_batch_size=6 to train as before" in caplog.text) == noted
 
 
+@pytest.mark.parametrize("override", ["modify_percent=0.2", "mask_percent=0.9", "mask_special_tokens=True"])
+def test_validations_with_other_masks_are_not_compared(override: str) -> None:
+    one, same, other = (
+        sequence_data(*more).validation_identity(1.0) for more in ((), (), (f"model.data.{override}",))
+    )
+    assert one == same != other
+
+
 @pytest.mark.parametrize(("records", "used", "start", "left"), [(151, 200, 201, 403), (40, 200, 80, 80)])
 def test_added_and_removed_records_do_not_end_a_run(records: int, used: int, start: int, left: int) -> None:
     """After 200 samples of 4 epochs of 150 records, 50 samples of the second epoch are used."""

@@ -14,7 +14,7 @@ LIMITS = {
     "cli": 1_594,
     "common": 990,
     "config": 2_157,
-    "data": 3_879,
+    "data": 3_889,
     "evaluation": 1_924,
     "experiment": 510,
     "finetuning": 1_692,
@@ -24,7 +24,7 @@ LIMITS = {
     "megatron": 1_956,
     "models": 866,
     "planning": 471,
-    "preparation": 2_451,
+    "preparation": 2_454,
     "tokenizers": 317,
     "training": 2_186,
 }

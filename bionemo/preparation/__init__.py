@@ -14,12 +14,12 @@ class _ConsoleHandler(logging.StreamHandler):
 
 
 def prepare(job: PreparationConfig) -> None:
-    """Run a preparation and log its record counts to standard output.
+    """Run a preparation and log its progress and record counts to standard output.
 
     Raises:
         UserError: for every problem that the user can fix.
     """
-    logger = logging.getLogger(__name__)
+    logger = logging.getLogger("bionemo")
     console = _ConsoleHandler(sys.stdout)
     logger.setLevel(logging.INFO)
     logger.propagate = False

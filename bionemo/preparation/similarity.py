@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError
 from bionemo.common.figures import new_figure, render
 from bionemo.config.schema.preparation import SequencesJob
-from bionemo.data.proteins.similarity import HELD_OUT, RelativeSearch, divide_records, join_clusters
+from bionemo.data.proteins.similarity import HELD_OUT, RelativeSearch, describe, divide_records, join_clusters
 from bionemo.preparation.chunks import Chunk
 from bionemo.preparation.name_index import NameIndex, find_duplicates, hash_names
 from bionemo.preparation.shards import read_record, read_strings
@@ -133,13 +133,18 @@ def split_by_similarity(
     log.info("%s", division.notes[0])
     for note in division.notes[1:]:
         log.warning("note: %s", note)
-    names = read_strings(directory / "names", workers, chunks, job, "names", division.held_out)
+    record_of = np.append(distinct[places], -1)  # of a sequence
+    nearest = record_of[division.nearest]
+    numbers = np.union1d(division.held_out, nearest[nearest >= 0])
+    texts = read_strings(directory / "names", workers, chunks, job, "names", numbers)
+    names = dict(zip(numbers.tolist(), (text.as_py().decode() for text in texts), strict=True)) | {-1: ""}
     columns = (
-        (name.as_py().decode() for name in names),
+        (names[record] for record in division.held_out.tolist()),
         (HELD_OUT[each] for each in division.splits[division.held_out].tolist()),
+        map("{:.3f}".format, division.identities[0]),
+        (names[record] for record in nearest.tolist()),
     )
-    rows = zip(*columns, map("{:.3f}".format, division.identities[0]), strict=True)
-    output.write_csv("similarity.csv", ("record_name", "split", "identity"), rows)
+    output.write_csv("similarity.csv", ("record_name", "split", "identity", "nearest"), zip(*columns, strict=True))
     if find_spec("matplotlib"):
         output.write("similarity.png", _plot(division.identities, job.min_seq_id, job.coverage))
     return division.splits
@@ -156,7 +161,7 @@ def _plot(identities: list[NDArray[np.float64]], threshold: float, coverage: flo
         axes.axvline(100 * threshold, color="black", linestyle="--", linewidth=0.8, label=f"min_seq_id={threshold:g}")
         axes.set_xticks([-10, *range(0, 101, 20)], ["no hit", *map(str, range(0, 101, 20))])
         axes.set(
-            xlabel=f"identity over {100 * coverage:g} % of both to the nearest\ntraining sequence, %",
+            xlabel=f"identity {describe(coverage)}\nto the nearest training sequence, %",
             ylabel="held-out sequences",
         )
         figure.legend(loc="outside upper left", ncols=2, columnspacing=1)

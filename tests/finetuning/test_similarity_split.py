@@ -71,8 +71,8 @@ def test_no_related_proteins_are_in_different_splits(divided: TaskData, table: P
     assert report["random_split"]["above_threshold"] == pytest.approx(leak, abs=1)  # peptides: other alignments
     assert divided.notes[:1] == [
         f"{table}: divided by similarity: 0 of {held_out} held-out records have an identity of 0.3 or more over "
-        f"0.8 of both sequences to a training sequence; at random, {report['random_split']['above_threshold']} of "
-        f"{report['random_split']['held_out']} have (a lower coverage also finds fragments)"
+        f"80 % of both sequences to a training sequence; at random, {report['random_split']['above_threshold']} of "
+        f"{report['random_split']['held_out']} have (coverage=0 also compares fragments and domains)"
     ]
 
 

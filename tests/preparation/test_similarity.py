@@ -66,6 +66,13 @@ def test_no_pair_across_splits_is_related_by_alignment(divided: tuple[Path, dict
         (row[1], split) for split in ("val", "test") for row in rows(output)[split]
     }
     assert all(float(row["identity"]) < 0.3 for row in listed)
+    for row in listed:
+        assert (row["nearest"] == "") == (float(row["identity"]) == 0)
+        if row["nearest"]:
+            assert records[row["nearest"]] in splits["train"]
+            assert identity(records[row["record_name"]], records[row["nearest"]], 0.7) == pytest.approx(
+                float(row["identity"]), abs=0.05
+            )
     assert (output / "similarity.png").read_bytes().startswith(b"\x89PNG")
 
     prepare(write(tmp_path, fasta(records)), tmp_path / "random", val_size=12, test_size=12)
@@ -73,6 +80,21 @@ def test_no_pair_across_splits_is_related_by_alignment(divided: tuple[Path, dict
     assert leak >= 10
     assert report["random_split"]["above_threshold"] == pytest.approx(leak, abs=1)  # peptides: other alignments
     assert sum(report["random_split"]["histogram"][:6]) == 24 - report["random_split"]["above_threshold"]
+
+
+@needs_mmseqs
+def test_fragments_and_common_domains(tmp_path: Path) -> None:
+    """A protein, its half, and another protein with this half: related without a coverage, and nothing by chance."""
+    rng = np.random.default_rng(2)
+    shared, *others = ("".join(rng.choice(LETTERS, length)) for length in (80, 80, 120, *[90] * 30))
+    texts = pa.array([text.encode() for text in (shared, shared + others[0], others[1] + shared, *others[2:])])
+    numbers = np.arange(len(texts))
+    found = [
+        RelativeSearch(tmp_path, texts.cast(pa.large_binary()), numbers, 0.3, coverage, 1).search(numbers)
+        for coverage in (0.8, 0)
+    ]
+    assert not (found[0][:, :2] < 3).all(axis=1).any()
+    assert {tuple(row) for row in found[1].tolist()} == {(a, b, 1.0) for a, b in itertools.permutations(range(3), 2)}
 
 
 @pytest.mark.slow

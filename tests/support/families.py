@@ -31,13 +31,13 @@ def families(seed: int, count: int, singletons: int) -> dict[str, str]:
     return found
 
 
-def identity(first: str, second: str) -> float:
-    """Return the identity of the best local alignment; 0 if it covers less than 80 % of a sequence."""
+def identity(first: str, second: str, coverage: float = 0.8) -> float:
+    """Return the identity of the best local alignment; 0 if it does not cover this share of both sequences."""
     matrix = SubstitutionMatrix.std_protein_matrix()
     pair = [ProteinSequence(text.replace("U", "C").replace("O", "K")) for text in (first, second)]
     [alignment] = align_optimal(*pair, matrix, (-11, -1), local=True, max_number=1)
     covered = [(alignment.trace[:, side] >= 0).sum() / len(pair[side]) for side in (0, 1)]
-    return float(get_sequence_identity(alignment, mode="all")) if min(covered) >= 0.8 else 0.0
+    return float(get_sequence_identity(alignment, mode="all")) if min(covered) >= coverage else 0.0
 
 
 def leaked(splits: dict[str, list[str]], threshold: float = 0.3) -> int:

@@ -9,6 +9,7 @@ from bionemo.config.schema.exp_manager import ExpManagerConfig
 from bionemo.config.schema.preparation import PreparationConfig
 from bionemo.config.schema.ranges import (
     Dimension,
+    Fraction,
     FractionAboveZero,
     FractionBelowOne,
     PositiveFloat,
@@ -44,7 +45,7 @@ class DownstreamDataConfig:
     #: scaffold: molecules by Bemis-Murcko scaffold; similarity: related proteins are in the same split
     split: Literal["auto", "random", "scaffold", "similarity"]
     min_seq_id: FractionAboveZero  # of related proteins: share of identical columns of their alignment
-    coverage: FractionAboveZero  # of each of two related proteins by the alignment
+    coverage: Fraction  # of each of two related proteins by the alignment; 0: any significant alignment
     on_invalid: Literal["skip", "keep", "error"]  # SMILES that RDKit cannot parse, or without a known token
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from bionemo.config.schema.ranges import (
     ColumnIndex,
+    Fraction,
     FractionAboveZero,
     NonNegativeFloat,
     NonNegativeInt,
@@ -64,7 +65,7 @@ class SequencesJob(PreparationConfig, SplitSizes, SequencePolicies):
     duplicates: Literal["keep", "drop", "error"]  # records with the sequence of an earlier record
     split: Literal["random", "similarity"]  # similarity: related sequences are in the same split
     min_seq_id: FractionAboveZero  # of related sequences: share of identical columns of their alignment
-    coverage: FractionAboveZero  # of each of two related sequences by the alignment
+    coverage: Fraction  # of each of two related sequences by the alignment; 0: any significant alignment
     cluster_tsv: str | None  # clusters, lines of representative TAB member; None: clusters of MMseqs2
 
 

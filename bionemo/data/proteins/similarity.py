@@ -2,10 +2,13 @@
 """Division of records so that no validation or test sequence is related to one of another split.
 
 Two sequences are related if an alignment covers a share `coverage` of both, and a share `min_seq_id` of its columns
-are identical. MMseqs2 (Steinegger and Söding 2017) finds clusters, and whole clusters are assigned to a split.
-Clustering misses relatives, so held-out sequences are then searched in all others with higher sensitivity, clusters
-with related sequences in different splits are joined, and splits are assigned again, until the search finds none.
-MMseqs2 misses the relatives of peptides, so these are compared by overlaps without gaps that cover `coverage` of both.
+are identical. With `coverage=0`, any significant local alignment counts, as of a common domain.
+
+MMseqs2 (Steinegger and Söding 2017) finds clusters, and whole clusters are assigned to a split. Clustering misses
+relatives, so held-out sequences are then searched in all others with higher sensitivity, clusters with related
+sequences in different splits are joined, and splits are assigned again, until the search finds none. MMseqs2 misses
+the relatives of peptides, so these are compared by overlaps without gaps that cover `coverage` of both (0.8 of both
+with `coverage=0`).
 
 The caller numbers the distinct sequences, in an order that does not depend on that of the records. The result then
 does not depend on it either, nor on the number of threads.
@@ -32,6 +35,8 @@ HELD_OUT = ("val", "test")  # by the number of the split
 TRAIN = len(HELD_OUT)
 PEPTIDE = 20  # residues; shorter sequences are compared without gaps
 _ROUNDING = 5e-4  # MMseqs2 writes identities and coverages with three decimals
+_E_VALUE = 1e-3  # up to which a local alignment is significant; the default of MMseqs2
+_PEPTIDE_COVERAGE = 0.8  # with coverage=0
 _LINCLUST = 0.9  # identity from which linear-time clustering is used; below, it misses most relatives
 _LETTERS = bytes(code if chr(code) in string.ascii_letters else ord("X") for code in range(256))  # > starts a record
 _MAX_HITS = 10_000  # of a sequence before they are aligned, by the score of their best diagonal
@@ -92,8 +97,8 @@ class RelativeSearch:
         exhaustive = ["-k", 5, "--k-score", 60, "--min-ungapped-score", 0] if len(self.order) <= _MAX_HITS else []
         options = [
             *exhaustive,
-            *("-s", 7.5, "-e", "inf", "--mask", 0, "--comp-bias-corr", 0, "--min-seq-id", 0, "-c", self.coverage**2),
-            *("--alignment-mode", 3, "--max-seqs", min(len(self.order), _MAX_HITS)),
+            *("-e", "inf" if self.coverage else _E_VALUE, "--mask", 0, "--comp-bias-corr", 0, "-c", self.coverage**2),
+            *("-s", 7.5, "--min-seq-id", 0, "--alignment-mode", 3, "--max-seqs", min(len(self.order), _MAX_HITS)),
             *("--format-output", "query,target,fident,qcov,tcov"),
         ]
         found = self._run("easy-search", [numbers, np.arange(len(self.order))], options, "found", 5)
@@ -125,7 +130,8 @@ class RelativeSearch:
         return pc.binary_length(self.texts).to_numpy()[self.order]
 
     def _compare_peptides(self, numbers: NDArray[np.int64]) -> list[NDArray[np.float64]]:
-        longest = int((PEPTIDE - 1) / self.coverage + 1e-9)
+        coverage = self.coverage or _PEPTIDE_COVERAGE
+        longest = int((PEPTIDE - 1) / coverage + 1e-9)
         short = np.flatnonzero(self._lengths() <= longest)
         lengths = self._lengths()[short]
         padded = [[*self.texts[index].as_py().ljust(longest, b"\0")] for index in self.order[short].tolist()]
@@ -136,7 +142,7 @@ class RelativeSearch:
                 part, start = own[max(0, -offset) : longest - offset], max(0, offset)
                 size = np.minimum(lengths - start, len(part))
                 equal = (letters[:, start : start + len(part)] == part).sum(axis=1) / np.maximum(size, 1)
-                best = np.maximum(best, equal * (size >= self.coverage * np.maximum(lengths, len(own)) - 1e-9))
+                best = np.maximum(best, equal * (size >= coverage * np.maximum(lengths, len(own)) - 1e-9))
             best[row] = 0
             chosen = (best >= self.min_seq_id - _ROUNDING) & (np.minimum(lengths, len(own)) < PEPTIDE)
             found.append(np.column_stack([np.full(chosen.sum(), short[row]), short[chosen], best[chosen]]))
@@ -242,6 +248,7 @@ class Division(NamedTuple):
     held_out: NDArray[np.int64]  # records for validation and test
     #: of the held-out records, and of those of a random split: the identity to the nearest training sequence
     identities: list[NDArray[np.float64]]
+    nearest: NDArray[np.int64]  # number of the nearest training sequence of each held-out record, or -1
     report: dict[str, Any]
     notes: list[str]  # what was found, and whether sizes differ from the requested ones
 
@@ -277,13 +284,11 @@ def divide_records(
             f"all groups of related sequences (min_seq_id={search.min_seq_id}, coverage={search.coverage:g}) are too "
             "large to be held out: raise min_seq_id or coverage, or val_size and test_size"
         )
-    identities = [
-        _nearest(hits, training, len(clusters))[numbers]
-        for training, numbers in (
-            (np.flatnonzero(splits == TRAIN), sequence_of[held_out]),
-            (sequence_of[np.setdiff1d(kept, at_random)], others),
-        )
-    ]
+    (identity, nearest), (random_identity, _) = (
+        _find_nearest(hits, training, len(clusters))
+        for training in (np.flatnonzero(splits == TRAIN), sequence_of[np.setdiff1d(kept, at_random)])
+    )
+    identities = [identity[sequence_of[held_out]], random_identity[others]]
     summary, random_summary = (
         {
             "held_out": len(each),
@@ -304,20 +309,34 @@ def divide_records(
     }
     notes = [
         f"{summary['above_threshold']} of {len(held_out)} held-out records have an identity of {search.min_seq_id} or "
-        f"more over {search.coverage:g} of both sequences to a training sequence; at random, "
-        f"{random_summary['above_threshold']} of {len(at_random)} have (a lower coverage also finds fragments)"
+        f"more {describe(search.coverage)} to a training sequence; at random, "
+        f"{random_summary['above_threshold']} of {len(at_random)} have"
+        f"{' (coverage=0 also compares fragments and domains)' if search.coverage else ''}"
     ]
     if found != [*sizes]:
         notes.append(
             f"val and test have {found[0]} and {found[1]} records, not {sizes[0]} and {sizes[1]}: no other cluster of "
             "related sequences fits; a higher min_seq_id or coverage makes clusters smaller"
         )
-    return Division(splits[sequence_of], held_out, identities, report, notes)
+    return Division(splits[sequence_of], held_out, identities, nearest[sequence_of[held_out]], report, notes)
 
 
-def _nearest(hits: NDArray[np.float64], training: NDArray[np.int64], count: int) -> NDArray[np.float64]:
-    """Return the identity of each sequence to the nearest one in training, or 0 if none was found: float64 [count]."""
-    values = np.bincount(training, minlength=count).astype(bool).astype(np.float64)
-    hits = hits[values[hits[:, 1].astype(np.int64)] == 1]
-    np.maximum.at(values, hits[:, 0].astype(np.int64), hits[:, 2])
-    return values
+def describe(coverage: float) -> str:
+    """Return words for the alignments that count, as in "over 80 % of both sequences"."""
+    return f"over {100 * coverage:g} % of both sequences" if coverage else "in a significant local alignment"
+
+
+def _find_nearest(
+    hits: NDArray[np.float64], training: NDArray[np.int64], count: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Find the training sequence nearest to each sequence.
+
+    Returns:
+        Their identity, float64 [count], and its number, int64 [count]; 0 and -1 if none was found.
+    """
+    identity, nearest = np.zeros(count), np.full(count, -1)
+    hits = hits[np.isin(hits[:, 1], training)]
+    hits = hits[np.lexsort((-hits[:, 1], hits[:, 2]))]  # the last assignment to an element counts
+    identity[hits[:, 0].astype(np.int64)], nearest[hits[:, 0].astype(np.int64)] = hits[:, 2], hits[:, 1]
+    identity[training], nearest[training] = 1, training
+    return identity, nearest

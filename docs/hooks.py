@@ -17,6 +17,7 @@ import numpy as np
 from jupyter_client.manager import KernelManager
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from bionemo.cli.main import COMMANDS
 from bionemo.common.figures import PALETTE, new_figure, render
@@ -46,7 +47,7 @@ fp32 on two cores of a CPU, with the range of five pairs of runs ([Benchmarks](e
 ![Speed relative to Hugging Face transformers for training and embedding](peers.svg)
 """
 _NOTEBOOKS = ("examples/notebooks/", "docs/tutorials/")  # the second has links to the first
-_LINK = re.compile(r"\[([^\]]*)\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
+_LINK = re.compile(r"\[([^\]]*)\]\((?!https?:)([^)#\s]+)(#[^)]*)?\)")
 _SUBCOMMANDS = {"evaluate": ["compare", "average"]}  # those that the help text of the command does not list
 
 
@@ -58,7 +59,7 @@ def on_startup(**_: Any) -> None:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
     os.environ.pop("BIONEMO_HOME", None)  # it would be part of default paths
-    pages = {page: _copied(ROOT / source) for source, page in COPIED.items()}
+    pages = {page: _relink((ROOT / source).read_text(), ROOT / source, page) for source, page in COPIED.items()}
     pages["index.md"] += _PEERS
     pages["reference/configuration.md"] = "\n".join(_configuration())
     pages["reference/command-line.md"] = "\n".join(_command_line())
@@ -67,6 +68,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Replace the links to files of the repository outside of docs/."""
+    path = ROOT / "docs" / page.file.src_uri
+    return _relink(markdown, path, page.file.src_uri) if path.suffix == ".md" and path.is_file() else markdown
 
 
 def _plot_packing(max_length: int = 1024, shown: int = 12) -> str:
@@ -105,20 +112,20 @@ def _plot_peers() -> str:
         return render(figure, ".svg").decode()
 
 
-def _copied(path: Path) -> str:
-    """Return a file whose links lead to pages; links to other files become text."""
+def _relink(text: str, path: Path, page: str) -> str:
+    """Let the links of a file lead from its page to other pages; links to files without a page become text."""
 
     def replace(match: re.Match[str]) -> str:
         target = Path(os.path.normpath(path.parent / match[2]))
         name = str(target.relative_to(ROOT)).replace(*_NOTEBOOKS)
-        page = name.removeprefix("docs/") if name.startswith("docs/") else COPIED.get(name)
-        if page is None:
+        if (found := COPIED.get(name, name)).startswith("docs/"):
+            found = found.removeprefix("docs/")
+        elif found == name:
             assert target.exists(), f"{path}: {match[2]} does not exist"
             return match[1]
-        own = COPIED[str(path.relative_to(ROOT))]
-        return f"[{match[1]}]({'../' * own.count('/')}{page}{match[3] or ''})"
+        return f"[{match[1]}]({os.path.relpath(found, Path(page).parent)}{match[3] or ''})"
 
-    return _LINK.sub(replace, path.read_text())
+    return _LINK.sub(replace, text)
 
 
 def _configuration() -> Iterator[str]:

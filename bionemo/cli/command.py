@@ -106,7 +106,7 @@ def _run(
             wanted = f"give {spec.model_key}="
             raise UserError(str(error).replace(wanted, wanted.replace("give", "give MODEL, or"))) from error
     if flags.origin:
-        print_origins(source, overrides, spec.schema, flags.package or "")
+        print_origins(source, overrides, spec.schema, flags.package or "", flags.resolve)
     elif query:
         print_by_hydra(source, overrides, flags)
     elif flags.multirun:
@@ -144,8 +144,8 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
     flags = parser.parse_intermixed_args(arguments)
     if (flags.resolve or flags.package or flags.origin) and not flags.cfg:
         parser.error("--resolve, --origin and --package need --cfg job")
-    if flags.origin and (flags.cfg != "job" or flags.resolve):
-        parser.error("--origin needs --cfg job, without --resolve")
+    if flags.origin and flags.cfg != "job":
+        parser.error("--origin needs --cfg job")
     return flags
 
 

@@ -20,6 +20,7 @@ from bionemo.common.redaction import redact_arguments
 from bionemo.config.schema import RunConfig
 
 _LARGE, _BATCH = 1e8, 5e5  # parameters, and tokens of a step of GPT-3 with as many (Brown et al. 2020)
+_MOST_GPUS = 16  # of a server
 _SHOWN = 8  # layouts in the table
 _SLOW = 0.9  # share of the time of the requested layout from which the fastest is pointed out
 _SPEC = CommandSpec(
@@ -55,6 +56,11 @@ def print_plan(cfg: RunConfig, flags: argparse.Namespace) -> dict[str, float]:
     from bionemo.planning.report import GIB, as_data, as_text, make_plan
     from bionemo.planning.search import as_table, search_layouts
 
+    if layout.gpus_per_node > _MOST_GPUS:
+        notify(
+            f"trainer.devices={layout.gpus_per_node}: all GPUs of a node are taken to be connected by NVLink; for "
+            f"several servers, set trainer.devices=8 trainer.num_nodes={layout.gpus_per_node // 8}"
+        )
     plan = make_plan(cfg, layout, device)
     step_tokens = plan.tokens_per_second * plan.duration.total
     if flags.tokens:

@@ -141,7 +141,7 @@ def compose_typed(
     return cfg, notes + describe_ignored_keys(reader.ignored)
 
 
-def print_origins(source: ConfigSource, overrides: Sequence[str], schema: type, package: str) -> None:
+def print_origins(source: ConfigSource, overrides: Sequence[str], schema: type, package: str, resolve: bool) -> None:
     """Print each value of a configuration, or of a part, with the file and line that set it; secrets are redacted."""
     cfg, _ = compose(source, overrides, schema)
     origins: dict[str, str] = {}
@@ -149,7 +149,7 @@ def print_origins(source: ConfigSource, overrides: Sequence[str], schema: type, 
         if each is not None:
             with _hydra(each) as loader:
                 origins |= find_origins(loader, each.name, words)
-    print(redact_text("\n".join(describe_values(cfg, origins, package))))
+    print(redact_text("\n".join(describe_values(cfg, origins, package, resolve))))
 
 
 def print_by_hydra(source: ConfigSource, overrides: Sequence[str], flags: Namespace) -> None:

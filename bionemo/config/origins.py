@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file and line that set each value of a configuration."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,9 @@ def find_origins(loader: ConfigLoader, name: str, overrides: Sequence[str]) -> d
         candidates = (directory / f"{default.config_path}.yaml" for directory in directories)
         path = next((each for each in candidates if each.is_file()), None)
         if path:
+            shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
             for key, line in _lines(yaml.compose(path.read_text()), f"{default.package}." if default.package else ""):
-                found[key] = f"{os.path.relpath(path)}:{line}"
+                found[key] = f"{shown}:{line}"
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         found[override.key_or_group] = "command line"
     return found
@@ -40,15 +40,16 @@ def _lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
         yield from _lines(value, f"{prefix}{key.value}.")
 
 
-def describe_values(cfg: DictConfig, origins: Mapping[str, str], package: str) -> Iterator[str]:
+def describe_values(cfg: DictConfig, origins: Mapping[str, str], package: str, resolve: bool) -> Iterator[str]:
     """Yield a line for each value in a part of a configuration: the key, the value and its origin.
 
     Args:
         cfg: the configuration.
         origins: of keys, or of the groups of keys that contain them.
         package: the part, or "" for all.
+        resolve: whether references to other keys are replaced by their values.
     """
-    for key, value in _values(OmegaConf.to_container(cfg), ""):
+    for key, value in _values(OmegaConf.to_container(cfg, resolve=resolve), ""):
         parents = [key.rsplit(".", count)[0] for count in range(key.count(".") + 1)]
         origin = next((origins[each] for each in parents if each in origins), "set by the command")
         if f"{key}.".startswith(f"{package}." if package else ""):

@@ -235,4 +235,18 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"  {seconds:.3g} s per step ({parts}), {speed:,.0f} tokens per second, MFU {plan.mfu:.0%}"
     if plan.steps:
         total_seconds = seconds * plan.steps
-        yield f"  {plan.steps:,} steps: {speed * total_seconds:.3g} tokens, {total_seconds / 86400:.3g} days"
+        yield f"  {plan.steps:,} steps: {_format_count(speed * total_seconds)} tokens, {format_time(total_seconds)}"
+
+
+def format_time(seconds: float) -> str:
+    """Format a time with three digits, in minutes, hours or days."""
+    unit, name = (86400, "days") if seconds >= 86400 else (3600, "hours") if seconds >= 3600 else (60, "minutes")
+    return f"{seconds / unit:.3g} {name}"
+
+
+def _format_count(number: float) -> str:
+    """Format a number with three digits, such as 100 billion."""
+    for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if number >= 0.9995 * unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number:,.0f}"

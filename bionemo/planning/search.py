@@ -11,7 +11,7 @@ from bionemo.config.check import check_config
 from bionemo.config.micro_batches import MicroBatches
 from bionemo.config.schema import RunConfig
 from bionemo.planning.layouts import read_layout
-from bionemo.planning.report import GIB, Plan, make_plan
+from bionemo.planning.report import GIB, Plan, format_time, make_plan
 
 KEYS = (  # what a search changes
     "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.sequence_parallel",
@@ -84,12 +84,13 @@ def _grow(
 def as_table(found: list[tuple[Plan, RunConfig]]) -> Iterator[str]:
     """Yield the lines of a table of layouts."""
     yield "layouts with the same rows of a step that fit: the simplest of the fastest (within 3 %), then by time"
-    yield "  data  tensor  pipeline  micro-batches  optimizer               recompute     memory  s per step    days"
+    heads = "  data  tensor  pipeline  micro-batches  optimizer               recompute     memory  s per step"
+    yield f"{heads}          run"
     for plan, cfg in found:
         layout, seconds = plan.layout, plan.duration.total
         yield (
             f"{layout.data:6}{layout.tensor:8}{layout.pipeline:10}"
             f"{f'{layout.micro_batches.count} x {layout.micro_batches.size}':>15}  {cfg.model.optim.name:22}  "
             f"{cfg.model.activations_checkpoint_granularity or 'nothing':9}{plan.memory.total / GIB:7.1f} GiB"
-            f"{seconds:12.3g}{seconds * (plan.steps or 0) / 86400:8.3g}"
+            f"{seconds:12.3g}{format_time(seconds * plan.steps) if plan.steps else '':>13}"
         )

@@ -66,11 +66,12 @@ def test_command_line_and_own_file(tmp_path: Path) -> None:
     assert found["model.seq_length"][1].endswith("conf/model/_esm2nv.yaml:10")  # of the default configuration
     part = origins("pretrain", "--package", "model.optim", "model.optim.lr=1e-3")
     assert {key.split(".")[1] for key in part} == {"optim"} and part["model.optim.lr"] == ("1e-3", "command line")
+    assert part["model.optim.sched.max_lr"][0] == "${..lr}"
+    resolved = origins("pretrain", "--package", "model.optim", "model.optim.lr=1e-3", "--resolve")
+    assert resolved["model.optim.sched.max_lr"] == ("1e-3", part["model.optim.sched.max_lr"][1])
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--origin"], ["--origin", "--cfg", "hydra"], ["--origin", "--cfg", "job", "--resolve"]]
-)
+@pytest.mark.parametrize("arguments", [["--origin"], ["--origin", "--cfg", "hydra"]])
 def test_flags_that_do_not_fit(arguments: list[str]) -> None:
     words = [sys.executable, "-m", "bionemo.pretrain", *arguments]
     done = subprocess.run(words, cwd=ESM2NV, capture_output=True, text=True, check=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bionemo.cli.plan import main
+from bionemo.planning.report import _format_count, format_time
 from tests.conftest import EXAMPLES, ROOT
 
 HEAVY = "torch", "lightning", "megatron", "nemo", "transformers"
@@ -79,6 +80,21 @@ def test_plan_of_an_encoder_decoder(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     out, _ = capsys.readouterr()
     for part in ("2,048 sequences of 36 + 44 tokens", "as in ZINC15", ": fits", "MFU", "days"):
         assert part in out
+
+
+def test_many_gpus_of_a_node_are_noted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--config-name=pretrain_esm2_8M", "trainer.devices=32", "--tokens=999.6M", "--json"]
+    monkeypatch.setattr(sys, "argv", ["plan.py", *arguments])
+    main()
+    assert "note: trainer.devices=32: " in (err := capsys.readouterr().err)
+    assert "set trainer.devices=8 trainer.num_nodes=4" in err
+
+
+def test_format() -> None:
+    assert [format_time(each) for each in (46, 3600, 86400)] == ["0.767 minutes", "1 hours", "1 days"]
+    assert [_format_count(each) for each in (1e11, 999.6e6, 1.5e12, 12345)] == [
+        "100 billion", "1 billion", "1.5 trillion", "12,345",
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -37,7 +37,8 @@ class LetterCounts:
         if isinstance(vocabulary, Alphabet):
             residues = vocabulary.table != vocabulary.unk_id
             self._kinds[~residues] = 1
-            self._kinds[[code for code in b"abcdefghijklmnopqrstuvwxyz" if residues[code]]] = 2
+            lower = np.arange(ord("a"), ord("z") + 1)
+            self._kinds[lower[residues[lower] & (vocabulary.table[lower] == vocabulary.table[lower - 32])]] = 2
             self._kinds[[code for code in b"-." if residues[code]]] = 3
 
     def add(self, texts: Sequence[str]) -> None:

@@ -42,6 +42,7 @@ class Model(NamedTuple):
     weights: TensorSource  # weights by our names
     history: Mapping[str, str] = {}  # facts about the training, for the model card
     contact_head: ContactHead | None = None  # contact regression, if there is one
+    vocabulary: list[str] | None = None  # identity of the vocabulary; None if it is not known
 
 
 def convert(source: str | Path, target: Path, to: str | None = None) -> None:
@@ -131,7 +132,8 @@ def open_model(path: Path) -> Model:
     weights: TensorSource = MergedLoRA(saved) if "task" in identity else saved
     history = model_card.describe_training(saved.state, saved.manifest)
     config = add_defaults(saved.config, str(saved.config["_target_"]))
-    return Model(config, tools.read_vocabulary_size(identity), weights, history, contact_head)
+    vocabulary = identity.get("vocabulary")
+    return Model(config, tools.read_vocabulary_size(identity), weights, history, contact_head, vocabulary)
 
 
 def open_config(path: str | Path) -> Mapping[str, Any]:

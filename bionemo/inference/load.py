@@ -112,9 +112,14 @@ def read_vocabulary(network_class: type[LanguageModel], config: ModelConfig, sav
     """Return the vocabulary of a saved model.
 
     Raises:
-        UserError: if its files are missing, or its size is not that of the saved model.
+        UserError: if its files are missing, or it is not that of the saved model.
     """
     vocabulary = load_tokenizer(network_class.tokenizer, config.tokenizer)
+    if saved.vocabulary and vocabulary.tokens and saved.vocabulary != vocabulary.identity:
+        raise UserError(
+            f"{path} was trained with another vocabulary than that of {config._target_}: "
+            f"{vocabulary.describe_difference(saved.vocabulary)}: provide the class, or the files, of its training"
+        )
     if saved.vocab_size is not None and vocabulary.vocab_size != saved.vocab_size:
         raise UserError(
             f"{path} has a vocabulary of {saved.vocab_size:,} tokens, but the tokenizer has "

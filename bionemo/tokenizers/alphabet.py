@@ -19,8 +19,9 @@ _VOCABULARIES = Path(__file__).parent / "vocab"
 class Alphabet(TokenTable):
     """A vocabulary of single letters and special tokens such as `<mask>`. Ids fit one byte.
 
-    Lower-case letters, with which files mark repeats and insertions, are read as residues. The text of a special token
-    is never parsed, because sequences come from untrusted files: `<mask>` in a sequence is refused.
+    Lower-case letters, with which files mark repeats and insertions, are read as capitals, unless they are tokens. The
+    text of a special token is never parsed, because sequences come from untrusted files: `<mask>` in a sequence is
+    refused.
     """
 
     # whether `encode` drops white space, like Hugging Face's ESM tokenizer, or treats it as unknown
@@ -37,9 +38,10 @@ class Alphabet(TokenTable):
     def table(self) -> NDArray[np.uint8]:
         """Id of every byte, uint8 [256]: `table[letters]` tokenizes packed ASCII."""
         table = np.full(256, self.unk_id, np.uint8)
-        for token_id, token in enumerate(self.tokens):
-            if not token.startswith("<"):
-                table[[ord(token), ord(token.lower())]] = token_id
+        letters = {token: token_id for token_id, token in enumerate(self.tokens) if not token.startswith("<")}
+        for read in (str.lower, str):  # a lower-case letter may be a token of its own
+            for token, token_id in letters.items():
+                table[ord(read(token))] = token_id
         table.flags.writeable = False
         return table
 

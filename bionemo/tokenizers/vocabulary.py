@@ -2,8 +2,9 @@
 """Base classes of tokenizers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,12 @@ class Vocabulary(ABC):
     @abstractmethod
     def encode(self, text: str) -> NDArray[np.integer[Any]]:
         """Return the ids of one text, [n], without begin and end tokens."""
+
+    def describe_difference(self, saved: Sequence[str]) -> str:
+        """Describe how `identity` differs from another one, which was saved."""
+        pairs = enumerate(zip_longest(saved, self.identity, fillvalue="missing"))
+        number, (old, new) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+        return f"it has {len(saved)} entries, not {len(self.identity)}; entry {number} is {old}, not {new}"
 
     def padded_vocab_size(self, divisor: int) -> int:
         """Return `vocab_size` rounded up to a multiple of `divisor`."""

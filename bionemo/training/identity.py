@@ -30,9 +30,12 @@ def check_same_model(saved: dict[str, Any], model: Trainable) -> None:
         found = saved.get(key) or value  # a checkpoint converted from a .nemo file has the size of the vocabulary only
         if found != value:
             name = "vocabulary size" if key == "words" else key
+            difference = f"its {name} is {_format(found)}, not {_format(value)}"
+            if key == "vocabulary":
+                difference = f"its vocabulary differs: {model.vocabulary.describe_difference(found)}"
             raise UserError(
-                f"the checkpoint belongs to another model: its {name} is {_format_tokens(found)}, not "
-                f"{_format_tokens(value)}; use a checkpoint of this model, or set another exp_manager.exp_dir"
+                f"the checkpoint belongs to another model: {difference}; use a checkpoint of this model, or set "
+                "another exp_manager.exp_dir"
             )
 
 
@@ -73,10 +76,6 @@ def log_changed_settings(source: object, saved: Mapping[str, Any], config: Mappi
         listed = ", ".join(f"model.{key} {_format(old)} -> {_format(new)}" for key, old, new in changed[:_MAX_LISTED])
         more = f" and {len(changed) - _MAX_LISTED} more" if len(changed) > _MAX_LISTED else ""
         log.warning("settings changed since %s: %s%s", source, listed, more)
-
-
-def _format_tokens(value: Any) -> str:
-    return f"{len(value)} tokens ({' '.join(map(str, value[:8]))} ...)" if isinstance(value, list) else _format(value)
 
 
 def _format(value: Any, length: int = 80) -> str:

@@ -160,3 +160,19 @@ def test_weights_converted_once_give_the_same_outputs(tmp_path: Path) -> None:
     assert model.weights_checksum == fp32.weights_checksum
     assert {each.dtype for each in model.network.blocks()[0].layers[0].mlp.parameters()} == {torch.bfloat16}
     assert model.network.word_embeddings.weight.dtype == torch.float32
+
+
+def test_a_class_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    """The same number of tokens, in another order."""
+    model, saved = save_scaled(tmp_path / "model")
+    tokens = [*model.vocabulary.tokens]
+    state = {"config": saved, "model": {"model._target_": saved["_target_"], "vocabulary": tokens}}
+    tools.write_weights(tmp_path / "same", state, iter(dict(model.named_parameters()).items()))
+    assert bionemo.load(tmp_path / "same", "cpu").alphabet == tokens
+    tokens[4], tokens[5] = tokens[5], tokens[4]
+    tools.write_weights(tmp_path / "other", state, iter(dict(model.named_parameters()).items()))
+    message = (
+        "other was trained with another vocabulary than that of .*: it has 33 entries, not 33; entry 4 is A, not L"
+    )
+    with pytest.raises(UserError, match=message):
+        bionemo.load(tmp_path / "other", "cpu")

@@ -4,6 +4,7 @@
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import bionemo.tokenizers
 from bionemo.common.errors import UserError
+from bionemo.data.letters import LetterCounts
 from bionemo.tokenizers import Alphabet, load_tokenizer
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWYXBUZO" * 2 + ".-*Jjmkt <?é\t\n\xa0"
@@ -102,3 +104,14 @@ def test_tokenizers_are_cached_and_comparable() -> None:
 def test_import_needs_no_torch() -> None:
     code = "import bionemo.tokenizers, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("tokens", [("s", "J"), ("J", "s")])
+def test_a_lower_case_letter_may_be_a_token(tokens: tuple[str, str]) -> None:
+    known = load_tokenizer("esm2nv")
+    assert isinstance(known, Alphabet)
+    alphabet = replace(known, tokens=(*tokens, *known.tokens), unk_id=5)
+    assert [alphabet.tokens[number] for number in alphabet.encode("Ssjaw")] == ["S", "s", "J", "A", "W"]
+    counts = LetterCounts(alphabet)
+    counts.add(["Ssjaw"])
+    assert "lower-case letters, read as residues: 3 " in str(counts.note(str))

@@ -138,8 +138,7 @@ class SequenceData(pl.LightningDataModule):
                 "model.global_batch_size=%s to train as before", rows, state["rows"], state["rows"],
             )  # fmt: skip
         stream = self._stream()
-        stream = {key: value for key, value in stream.items() if key != _RECORDS or key in old}
-        changed = [key for key, value in stream.items() if old.get(key) != value]
+        changed = [key for key, value in stream.items() if key in old and old[key] != value]
         records, epochs = len(self.dataset("train").records), self._epochs()
         if epochs is not None and self.position.window_end > epochs * records:
             changed.append("trainer.max_epochs")

@@ -179,6 +179,7 @@ class CheckpointCallback(pl.Callback):
         self.save(trainer, pl_module)
         strategy: Any = trainer.strategy
         strategy.checkpoint_writer.wait()
+        trainer.should_stop = True  # the data have not ended
         end_run()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -219,7 +220,7 @@ class CheckpointCallback(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """End the process at the next signal, because all writes are complete."""
         self.signals.has_steps_to_save = False
-        self.signals.phase = "after the last step"
+        self.signals.phase = "after the last save"
 
     def save(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Write `-last` unless this step is saved; then link it if it is one of the best, and delete older ones."""

@@ -310,6 +310,35 @@ def test_validations_with_other_masks_are_not_compared(override: str) -> None:
     assert one == same != other
 
 
+def test_other_sequences_of_the_same_lengths_are_other_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice([*"ACDEFGHIKLMNPQRSTVWY"], size)) for size in rng.integers(5, 40, 100)]
+
+    def open_data(texts: list[str]) -> SequenceData:
+        for split in ("train", "val"):
+            (tmp_path / split).mkdir(exist_ok=True)
+            (tmp_path / split / "x000.fasta").write_text("".join(f">p\n{text}\n" for text in texts))
+        given = ["data=fasta", *BASE[1:2], *BASE[5:], f"model.data.dataset_path={tmp_path}"]
+        cfg = load("pretrain_small", [*given, "model.data.dataset.train=x000", "model.data.dataset.val=x000"],
+                   EXAMPLES / "esm1nv" / "conf")  # fmt: skip
+        micro_batches = divide_batch(cfg.model, cfg.trainer, 1, on_gpu=False)
+        data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm1nv"), MaskedDataset, micro_batches)
+        data.trainer = SimpleNamespace(
+            strategy=SimpleNamespace(data_parallel_rank=0, data_parallel_size=1), training=True
+        )  # type: ignore[assignment]
+        return data
+
+    first = open_data(texts)
+    state, identity = pickle.loads(pickle.dumps(first.state_dict())), first.validation_identity(1.0)
+    again = open_data(texts)
+    again.load_state_dict(state)
+    assert again.validation_identity(1.0) == identity and "different" not in caplog.text
+    reversed_texts = open_data([text[::-1] for text in texts])
+    reversed_texts.load_state_dict(state)
+    assert "training sequences: different from the checkpoint; " in caplog.text
+    assert reversed_texts.validation_identity(1.0) != identity
+
+
 @pytest.mark.parametrize(("records", "used", "start", "left"), [(151, 200, 201, 403), (40, 200, 80, 80)])
 def test_added_and_removed_records_do_not_end_a_run(records: int, used: int, start: int, left: int) -> None:
     """After 200 samples of 4 epochs of 150 records, 50 samples of the second epoch are used."""

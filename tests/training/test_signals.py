@@ -206,6 +206,7 @@ def test_a_signal_in_a_validation_saves_the_step(tmp_path: Path, start: type[Ter
     run.send(signal.SIGTERM)
     assert run.end() == 128 + signal.SIGTERM, run.lines()
     assert any("received SIGTERM in the validation: saving step 50 and exiting" in line for line in run.lines())
+    assert not any("data ended" in line for line in run.lines())
     manifest = load_manifest(last_checkpoint(run.directory))
     assert (manifest["step"], manifest["metrics"]) == (50, {})
     assert json.loads((run.directory / "run.json").read_text())["ended"] == "stopped by SIGTERM"

@@ -29,7 +29,7 @@ from bionemo.data.molecules.infilling import TextInfilling
 from bionemo.data.molecules.reader import BATCH, SmilesReader
 from bionemo.data.molecules.smiles import SmilesRewriter, rdkit_version
 from bionemo.data.policies import apply_length_policy, drop_empty, spread_evenly
-from bionemo.data.shards.source import SequenceSource, duplicate_notes, open_shards
+from bionemo.data.shards.source import SequenceSource, digest_sample, duplicate_notes, open_shards
 from bionemo.tokenizers import SmilesTokenizer
 
 Policy = Literal["skip", "keep", "error"]
@@ -112,6 +112,7 @@ class MoleculeDataset:
         self.lengths = np.minimum(sizes, seq_length - 1) + 1
         self.fingerprint: dict[str, Any] = {
             "kind": "molecules",
+            "training molecules": digest_sample(source),
             **asdict(augmentation),
             "sides": list(field_names or ()),
             "seed": seed,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from bionemo.common.random_stream import RandomBits, draw, integers_below, purpose_key, sample_keys
 from bionemo.data.dataset import TokenSequences
 from bionemo.data.proteins.splits import ConcatenatedSource, Split
+from bionemo.data.shards.source import digest_sample
 from bionemo.tokenizers import Alphabet
 
 
@@ -25,7 +26,9 @@ class ProteinDataset:
         special = 2 * self.has_bos_eos
         self.token_counts = np.minimum(split.source.lengths, max_tokens - special) + np.int32(special)
         residues = int(split.source.lengths.sum(dtype=np.int64))
-        self.fingerprint: dict[str, Any] = {"training residues": residues}
+        self.fingerprint: dict[str, Any] = {
+            "training residues": residues, "training sequences": digest_sample(split.source),
+        }  # fmt: skip
         self._table = alphabet.table.tobytes()
 
     def read_tokens(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import xxhash
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import ShardDataConfig, SplitConfig, UF90Config
@@ -19,6 +20,8 @@ from bionemo.data.shards.parquet import Parquet
 from bionemo.data.shards.records import TextRecords
 from bionemo.data.shards.smiles_format import find_formats
 from bionemo.data.store import is_url
+
+_SAMPLE, _SAMPLED_LETTERS = 64, 256  # records, and letters of each, of a digest
 
 
 class LetterSource(Protocol):
@@ -47,7 +50,7 @@ class SequenceSource(LetterSource, Protocol):
 
 
 def read_prefixes(
-    source: SequenceSource, records: np.ndarray, max_letters: int | None = None
+    source: LetterSource, records: np.ndarray, max_letters: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read the first letters of records [k]; return all letters, uint8 [m], and their starts, int64 [k]."""
     counts = source.lengths[records].astype(np.int64)
@@ -56,6 +59,12 @@ def read_prefixes(
     letters = np.empty(int(counts.sum()), np.uint8)
     source.gather(records, np.zeros_like(counts), counts, letters, starts)
     return letters, starts
+
+
+def digest_sample(source: LetterSource) -> str:
+    """Return a digest of the first letters of some records, which tells apart data of the same lengths."""
+    records = np.unique(np.linspace(0, len(source.lengths) - 1, _SAMPLE).astype(np.int64))
+    return xxhash.xxh3_128(read_prefixes(source, records, _SAMPLED_LETTERS)[0].data).hexdigest()
 
 
 def open_shards(

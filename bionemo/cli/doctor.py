@@ -10,12 +10,11 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
 from bionemo.common.console import one_line_errors
-from bionemo.common.cpu import amx_is_broken
+from bionemo.common.cpu import amx_is_broken, read_cpu_fields
 from bionemo.common.errors import install_command
 from bionemo.common.launcher_environment import launched_process
 from bionemo.common.version import __version__
@@ -119,10 +118,7 @@ def describe_cpu(info: Path = Path("/proc/cpuinfo")) -> str:
     """Return model, cores, instruction sets and memory; `info` is a file in the format of Linux."""
     import psutil
 
-    fields: dict[str, str] = {}
-    with suppress(OSError):  # not Linux
-        lines = info.read_text().split("\n\n")[0].splitlines()
-        fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    fields = read_cpu_fields(info)
     flags = fields.get("flags", "").split()
     features = [shown for flag, shown in _CPU_FEATURES.items() if flag in flags]
     if amx_is_broken():

@@ -11,7 +11,9 @@ only if the flags include amx_tile. Imports nothing heavy.
 
 import os
 import sys
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 _VARIABLES = "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"  # oneDNN reads the second if the first is not set
 _LIMIT = "AVX512_CORE_BF16"  # the highest instruction set without AMX that such CPUs have and every oneDNN knows
@@ -40,6 +42,14 @@ def limit_onednn() -> None:
     """
     if not any(os.environ.get(name) for name in _VARIABLES) and amx_is_broken():
         os.environ[_VARIABLES[0]] = _LIMIT
+
+
+def read_cpu_fields(info: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """Return the fields of the first core in a file in the format of Linux, by name; empty on other systems."""
+    with suppress(OSError):
+        lines = info.read_text(errors="replace").split("\n\n")[0].splitlines()
+        return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return {}
 
 
 @cache

@@ -14,7 +14,7 @@ body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75re
 div { overflow-x: auto } table { border-collapse: collapse; margin: 1rem 0 }
 th, td { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }
 th:first-child, td:first-child { text-align: left }
-div.texts td { white-space: normal; max-width: 24rem; min-width: 5rem } svg { max-width: 100%; height: auto }
+.texts td { white-space: normal; max-width: 24rem; min-width: 5rem } svg { max-width: 100%; height: auto }
 pre { white-space: pre-wrap }
 """
 

@@ -85,6 +85,7 @@ class Run:
             line
             for path in sorted(self.path.glob("nemo_log_globalrank-0_*.txt"))
             for line in _read_text(path).splitlines()
+            if " exp_manager:" not in line  # NeMo's defaults, which are not those of the run
         ]
         return redact_text("\n".join(lines[-_LINES:]))
 
@@ -150,6 +151,8 @@ def render_runs(paths: Sequence[str | Path], refresh: int | None = None) -> str:
     facts = [_facts(run) for run in runs]
     rows = [(key, *(each[key] for each in facts)) for key in facts[0] if any(each[key] for each in facts)]
     table = html_table(("", *(run.name for run in runs)), rows)
+    if len({run.starts[-1].get("validation") for run in runs if run.starts}) > 1:
+        parts.append("<p>Validations differ in data, lengths or masks: their losses are not comparable.</p>")
     parts += [f'<div class="texts">{table}</div>', *_plots(runs), *_starts(runs), *_settings(runs)]
     for run in runs:
         for title, text in {"Evaluations": _evaluations(run), "Log": run.log}.items():
@@ -180,11 +183,16 @@ def plot_losses(paths: Sequence[str | Path], suffix: str) -> bytes:
                     alpha=1 if is_validation else 0.6, zorder=2 + is_validation,
                     label=label if single or is_validation or "val_loss" not in run.curves else None,
                 )  # fmt: skip
+        restarts = [start["first_step"] for start in runs[0].starts if len(runs) == 1 and start["first_step"]]
+        for number, step in enumerate(restarts):
+            axes.axvline(step, color="gray", linewidth=0.5, label="" if number else "restart")
         if all(each == references[0] for each in references):
             plot_references(axes, references[0])
         axes.set(xlabel="step", ylabel="loss, nats per target token")
         axes.locator_params(axis="x", integer=True)
-        figure.legend(loc="outside upper left", ncols=2, title="" if len(runs) == 1 else "points: validation")
+        figure.legend(
+            loc="outside upper left", ncols=2, title="" if len(runs) == 1 else "lines: training, points: validation"
+        )
         return render(figure, suffix)
 
 
@@ -231,10 +239,18 @@ def _facts(run: Run) -> dict[str, str]:
         "parameters": f"{start['parameters']:,}" if start else "",
         "precision": start.get("precision", ""),
         "hardware": f"{start['devices']} x {start['device']}" if start else "",
+        "machine": _machine(start),
+        "records": ", ".join(f"{name} {count:,}" for name, count in start.get("records", {}).items()),
         "MFU": f"{np.median(run.curves['mfu'][1]):.1%} (median)" if "mfu" in run.curves else "",
         "starts": str(len(run.starts)),
         "checkpoints": ", ".join(sorted(path.name for path in checkpoints)),
     }
+
+
+def _machine(start: Mapping[str, Any]) -> str:
+    """Return host, CPU and versions of a start; "" if they are not known."""
+    versions = [f"{name} {version}" for name, version in start.get("versions", {}).items()]
+    return ", ".join(filter(None, [start.get("host"), start.get("cpu"), *versions]))
 
 
 def _packing_efficiency(run: Run, tokens: int | None) -> str:
@@ -263,7 +279,8 @@ def _plots(runs: Sequence[Run]) -> list[str]:
         if any(tag in run.curves for run in runs for tag, _ in metrics):
             figures.append(_curve(title, logarithmic, metrics, runs, figures[0].x_range if figures else None))
     script, divs = components(figures)
-    return [Resources(mode="inline", components=["bokeh"]).render(), "<h2>Curves</h2>", *divs, script]
+    restarts = "<p>Dotted: restarts.</p>" if any(start["first_step"] for run in runs for start in run.starts) else ""
+    return [Resources(mode="inline", components=["bokeh"]).render(), "<h2>Curves</h2>", restarts, *divs, script]
 
 
 def _curve(
@@ -281,6 +298,8 @@ def _curve(
     )  # fmt: skip
     plot.toolbar.logo, plot.min_border_left = None, 75
     plot.xaxis.formatter.use_scientific = False
+    if not logarithmic:
+        plot.yaxis.formatter.power_limit_low, plot.yaxis.formatter.power_limit_high = -6, 9
     for (number, run), (tag, width) in ((run, metric) for run in enumerate(runs) for metric in metrics):
         if tag in run.curves:
             steps, values = downsample(*run.curves[tag], _BUCKETS)
@@ -317,8 +336,8 @@ def _starts(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a table of the starts of the runs, and the settings that changed between the starts of each run."""
     rows = [
         (run.name, str(number), _date(start["begin"]), _date(start["updated"]), f"{start['first_step']:,}",
-         f"{start['step']:,}", f"{start['devices']} x {start['device']}", start["code"], start["ended"] or "",
-         start["resumed_from"] or "")
+         f"{start['step']:,}", f"{start['devices']} x {start['device']}; {_machine(start)}".rstrip("; "),
+         start["code"], start["ended"] or "", start["resumed_from"] or "")
         for run in runs for number, start in enumerate(run.starts, 1)
     ]  # fmt: skip
     yield "<h2>Starts</h2>"
@@ -341,7 +360,11 @@ def _settings(runs: Sequence[Run]) -> Iterator[str]:
     yield "<h2>Settings</h2>"
     for run in runs:
         for number, start in enumerate(run.starts or [_settings_of(run.path)], 1):
-            yield f"<p>{escape(run.name)}, start {number}: <code>{escape(start['command'])}</code></p>"
+            place = f", in {escape(str(start['directory']))}" if start.get("directory") else ""
+            yield f"<p>{escape(run.name)}, start {number}{place}: <code>{escape(start['command'])}</code></p>"
+        settings = ((key, redact_text(str(value))) for key, value in _settings_of(run.path)["config"].items())
+        table = html_table(("key", "value"), settings)
+        yield f'<details class="texts"><summary>All settings: {escape(run.name)}</summary>{table}</details>'
     yield _differences([run.name for run in runs], [_settings_of(run.path)["config"] for run in runs])
 
 

@@ -146,11 +146,12 @@ def split_by_similarity(
     )
     output.write_csv("similarity.csv", ("record_name", "split", "identity", "nearest"), zip(*columns, strict=True))
     if find_spec("matplotlib"):
-        output.write("similarity.png", _plot(division.identities, job.min_seq_id, job.coverage))
+        for suffix in (".png", ".svg"):
+            output.write(f"similarity{suffix}", _plot(division.identities, job.min_seq_id, job.coverage, suffix))
     return division.splits
 
 
-def _plot(identities: list[NDArray[np.float64]], threshold: float, coverage: float) -> bytes:
+def _plot(identities: list[NDArray[np.float64]], threshold: float, coverage: float, suffix: str) -> bytes:
     with new_figure(3.5, 2.6) as figure:
         axes = figure.subplots()
         found = [100 * np.where(each > 0, each, -0.1) for each in identities]  # 0: no hit
@@ -158,11 +159,13 @@ def _plot(identities: list[NDArray[np.float64]], threshold: float, coverage: flo
             f"{name} split (n = {len(each):,})" for name, each in zip(("similarity", "random"), found, strict=True)
         ]
         axes.hist(found, [-15, -5, *range(0, 105, 5)], label=labels)
-        axes.axvline(100 * threshold, color="black", linestyle="--", linewidth=0.8, label=f"min_seq_id={threshold:g}")
+        axes.axvline(
+            100 * threshold, color="black", linestyle="--", linewidth=0.8, label=f"threshold, {100 * threshold:g} %"
+        )
         axes.set_xticks([-10, *range(0, 101, 20)], ["no hit", *map(str, range(0, 101, 20))])
         axes.set(
             xlabel=f"identity {describe(coverage)}\nto the nearest training sequence, %",
             ylabel="held-out sequences",
         )
         figure.legend(loc="outside upper left", ncols=2, columnspacing=1)
-        return render(figure)
+        return render(figure, suffix)

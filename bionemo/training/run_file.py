@@ -3,6 +3,7 @@
 
 import json
 import logging
+import platform
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from bionemo.common.cpu import read_cpu_fields
 from bionemo.common.errors import signal_name
 from bionemo.common.files import without_nan, write_atomic
 from bionemo.common.redaction import redact_text
@@ -49,6 +51,12 @@ class RunFile(pl.Callback):
             "precision": precision.name,
             "devices": trainer.world_size,
             "device": torch.cuda.get_device_name() if trainer.strategy.root_device.type == "cuda" else "cpu",
+            "host": platform.node(),
+            "cpu": read_cpu_fields().get("model name", platform.machine()),
+            "versions": {"Python": platform.python_version(), "torch": torch.__version__},
+            "directory": str(Path.cwd()),  # in which relative paths begin
+            "validation": data.validation_identity(cfg.trainer.limit_val_batches),
+            "records": {name: len(data.dataset(name).records) for name in ("train", "val")},
             "tokens_per_step": None if pads_dynamically(cfg.model.data) else tokens,
             "max_steps": trainer.max_steps,
             "resumed_from": redact_text(str(resume_path)) if resume_path else None,

@@ -2,6 +2,7 @@
 """`bionemo report`: curves, and pages of complete, resumed, damaged and several runs."""
 
 import json
+import platform
 import re
 import shutil
 import subprocess
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from bionemo.cli import report as command
+from bionemo.common.cpu import read_cpu_fields
 from bionemo.common.errors import UserError
 from bionemo.common.version import __version__
 from bionemo.evaluation.html import html_page, write_page
@@ -86,11 +89,17 @@ def test_a_resumed_run(runs: tuple[Path, Path]) -> None:
     assert rows["lowest validation loss"][0].endswith(("step 2", "step 4", "step 6"))
     assert rows["training loss"] == [f"{opened.curves['reduced_train_loss'][1][-1]:.4f}"]
     assert rows["hardware"] == ["1 x cpu"]
-    assert "start 1: <code>" in page and "trainer.max_steps=6</code>" in page
-    assert rows["trainer.max_steps"] == ["4", "6"] and "model.optim.lr" not in rows
+    assert re.search(r"start 1, in /[^<]*: <code>", page) and "trainer.max_steps=6</code>" in page
+    assert ["trainer.max_steps", "4", "6"] in cells(page)
     starts = [row for row in cells(page) if row[0] == "first" and len(row) == 10]
     assert [row[1] for row in starts] == ["1", "2"]
-    assert all(row[6] == "1 x cpu" and row[7].startswith(f"bionemo {__version__}") for row in starts)
+    machine = f"{platform.node()}, {read_cpu_fields().get('model name', platform.machine())}"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    assert rows["machine"] == [f"{machine}, {versions}"]
+    assert all(row[6] == f"1 x cpu; {machine}, {versions}" for row in starts)
+    assert all(row[7].startswith(f"bionemo {__version__}") for row in starts)
+    assert ["model.optim.name", "fused_adam"] in cells(page)  # all settings
+    assert "ExpManager schema" not in page
     assert opened.curves["val_loss"][0].tolist() == [2, 4, 6]
     first, second = opened.starts
     assert (first["first_step"], first["step"], first["ended"]) == (0, 4, "finished")
@@ -104,6 +113,15 @@ def test_a_resumed_run(runs: tuple[Path, Path]) -> None:
     assert "resuming from" in page
     assert "http-equiv" not in page and "cdn." not in page.partition("<h2>Settings")[0][-2000:]
     assert "<iframe" in RunReport(*runs)._repr_html_()
+
+
+def test_runs_with_other_validations(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    note = "Validations differ in data, lengths or masks: their losses are not comparable."
+    assert note not in render_runs(runs)
+    other = shutil.copytree(runs[0], tmp_path / "other")
+    content = json.loads((other / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps(content | {"validation": "0" * 32}))
+    assert note in render_runs([runs[1], other])
 
 
 def test_two_runs_side_by_side(runs: tuple[Path, Path]) -> None:

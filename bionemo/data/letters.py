@@ -14,11 +14,11 @@ from bionemo.tokenizers.residues import trim
 from bionemo.tokenizers.smiles import end_at_space
 
 log = logging.getLogger(__name__)
-_UNKNOWN, _LOWER, _GAP, _STOP, _REST = "unknown", "lower", "gap", "stop", "rest"
+_UNKNOWN, _LOWER, _GAP, _STOP, _REST, _DNA = "unknown", "lower", "gap", "stop", "rest", "dna"
 _KINDS = {1: _UNKNOWN, 2: _LOWER, 3: _GAP}
 _MANY = 0.2  # share of unknown letters in sequences of another kind
 _NUCLEOTIDES = np.isin(np.arange(256), np.frombuffer(b"ACGTUNacgtun", np.uint8))
-_FEWEST = 20  # letters, of which three are different, that are taken for DNA
+_FEWEST = 20  # letters of a sequence that is taken for DNA
 _SHOWN = 8  # letters in a note
 _BATCH = 1 << 12  # sequences
 
@@ -29,8 +29,8 @@ class LetterCounts:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._sequences = self._letters = 0
-        self._nucleotides: NDArray[np.int64] | None = np.zeros(256, np.int64)  # None: there are other letters
-        self._found: dict[str, Counter[str]] = {kind: Counter() for kind in (_UNKNOWN, _LOWER, _GAP, _STOP, _REST)}
+        kinds = _UNKNOWN, _LOWER, _GAP, _STOP, _REST, _DNA
+        self._found: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
         self._affected = dict.fromkeys(self._found, 0)
         self._first = dict.fromkeys(self._found, 0)
         self._kinds = np.zeros(256, np.uint8)
@@ -65,9 +65,11 @@ class LetterCounts:
 
     def add_letters(self, letters: NDArray[np.uint8], lengths: NDArray[np.integer[Any]]) -> None:
         """Count the letters [n] of consecutive proteins with these lengths [k], without white space."""
-        if self._nucleotides is not None:
-            counts = self._nucleotides + np.bincount(letters, minlength=256)
-            self._nucleotides = None if counts[~_NUCLEOTIDES].any() else counts
+        others, ends = np.append(0, np.cumsum(~_NUCLEOTIDES[letters])), lengths.cumsum(dtype=np.int64)
+        is_dna = (others[ends] == others[ends - lengths]) & (lengths >= _FEWEST)
+        if is_dna.any():
+            used = np.unique(letters[np.repeat(is_dna, lengths)]).tolist()
+            self._count(_DNA, np.flatnonzero(is_dna).tolist(), map(chr, used))
         kinds = self._kinds[letters]
         places = np.flatnonzero(kinds)
         owners = _owners(places, lengths)
@@ -86,6 +88,11 @@ class LetterCounts:
             self._first[kind] = self._sequences + min(affected)
         self._affected[kind] += len(affected)
         self._found[kind].update(found)
+
+    @property
+    def gaps(self) -> dict[str, int]:
+        """Number of each kind of gap."""
+        return dict(self._found[_GAP].most_common())
 
     @property
     def unknown(self) -> dict[str, int]:
@@ -107,17 +114,14 @@ class LetterCounts:
         notes = [self._describe(kind, problem, name_of) for kind, problem in kinds.items() if self._affected[kind]]
         if notes and self._found[_UNKNOWN].total() >= _MANY * self._letters:
             notes.append(f"the model reads {reads}")
-        elif self._is_dna():
+        elif len({*map(str.upper, self._found[_DNA])} - {"N"}) >= 3:
+            where = (
+                f"{self._affected[_DNA]:,} of {self._sequences:,} sequences, the first {name_of(self._first[_DNA])}"
+            )
             notes.append(
-                "all letters are A, C, G, T, U or N: is this DNA or RNA? The model reads proteins: translate it"
+                f"only A, C, G, T, U and N in {where}: is this DNA or RNA? The model reads proteins: translate it"
             )
         return "; ".join(notes) or None
-
-    def _is_dna(self) -> bool:
-        counts = self._nucleotides
-        if not isinstance(self._vocabulary, Alphabet) or counts is None or self._letters < _FEWEST:
-            return False
-        return sum(counts[ord(letter)] + counts[ord(letter.lower())] > 0 for letter in "ACGTU") >= 3
 
     def _describe(self, kind: str, problem: str, name_of: Callable[[int], str]) -> str:
         found = self._found[kind]

@@ -34,6 +34,11 @@ def is_missing(cell: str) -> bool:
     return text.lower() in _MISSING and text not in _NOT_MISSING
 
 
+def is_missing_sequence(text: str) -> bool:
+    """Return whether a text is a missing value and not a peptide, such as NA."""
+    return is_missing(text) and bool(text.strip()) and not (text.isalpha() and text.isupper())
+
+
 def describe_missing(cells: Iterable[str]) -> str:
     """Return how often each missing value occurs, such as `8 empty, 4 NaN`."""
     return ", ".join(f"{count:,} {text}" for text, count in Counter(cell.strip() or "empty" for cell in cells).items())

@@ -6,7 +6,7 @@ Shapes: N sequences, n residues of one.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,6 +35,10 @@ _TEST, _TRAIN = "test.fasta", "train.fasta"
 _LENGTHS = (0, 128, 256, 512, 1024)
 _IDENTITIES = (0.0, MIN_IDENTITY, 0.5, 0.9)
 _IDENTITY_TASK = "identity"
+_LETTERS = {
+    "unknown_letters": "letters unknown to the model, each read as an unknown residue",
+    "gaps": "gaps, read as gaps and not as residues (remove them from aligned sequences)",
+}
 _LISTED = 10  # names in a line
 _SEED = 0  # of the masks
 
@@ -70,7 +74,7 @@ class LossTask(Task):
             for number, loss, count in zip(known, losses, targets, strict=True)
         ]
         metrics = {"loss": float(losses.sum() / targets.sum()) if rows else math.nan}
-        return TaskResult(metrics, {"sequences": rows, "unknown_letters": counts.unknown})
+        return TaskResult(metrics, {"sequences": rows, "unknown_letters": counts.unknown, "gaps": counts.gaps})
 
 
 def _masked_losses(
@@ -190,7 +194,8 @@ class Loss(Suite):
             "all": _statistics(rows),
             "lengths": _by_interval(rows, "length", _LENGTHS, str),
             "families": {name: _statistics([row for row in rows if row["family"] == name]) for name in families},
-            "unknown_letters": dict(sum((Counter(each["unknown_letters"]) for each in losses), Counter[str]())),
+            "unknown_letters": _sum_counts(each["unknown_letters"] for each in losses),
+            "gaps": _sum_counts(each.get("gaps", {}) for each in losses),
         }
         if search:
             searched = [row for row in rows if row["identity"] is not None]
@@ -210,9 +215,9 @@ class Loss(Suite):
         """Return the loss of all sequences, and without relatives in the training data; see `Suite`."""
         whole = summary["all"]
         lines = [f"loss {_format(whole)}, perplexity {format_mean([whole['perplexity']])}"]
-        if letters := summary["unknown_letters"]:
-            listed = ", ".join(f"{letter!r} {count:,}" for letter, count in letters.items())
-            lines.append(f"letters unknown to the model, each read as an unknown residue: {listed}")
+        for kind, note in _LETTERS.items():
+            if letters := summary.get(kind):
+                lines.append(f"{note}: {', '.join(f'{letter!r} {count:,}' for letter, count in letters.items())}")
         searched = sum(each["sequences"] for each in summary.get("identities", {}).values())
         for limit, found in summary.get("without", {}).items():
             count = searched - found["sequences"]
@@ -223,6 +228,10 @@ class Loss(Suite):
         if names := summary.get("not_searched"):
             lines.append(f"not searched, because they have too few known residues: {_list_names(names)}")
         return lines
+
+
+def _sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    return dict(sum(map(Counter, counts), Counter[str]()))
 
 
 def _statistics(rows: Rows) -> dict[str, Any]:

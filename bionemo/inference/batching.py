@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError
 from bionemo.data.batch import PackedBatch
 from bionemo.data.dataset import TokenizedBatch, TokenSequences
+from bionemo.data.table import is_missing_sequence
 from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers import Alphabet, SmilesTokenizer, TokenTable, Vocabulary
 from bionemo.tokenizers.residues import check_letters, trim
@@ -41,9 +42,11 @@ def tokenize(vocabulary: Vocabulary, text: str, name: str) -> Ids:
     ends at the first white space.
 
     Raises:
-        UserError: if the text is empty, or is a protein without a known letter, with a special token or with other
-            letters than ASCII.
+        UserError: if the text is empty or a missing value such as nan, or is a protein without a known letter, with a
+            special token or with other letters than ASCII.
     """
+    if is_missing_sequence(text):
+        raise UserError(f"{name} is {text.strip()!r}, a missing value: remove it, or add its sequence")
     if isinstance(vocabulary, Alphabet):  # in training, a run of unknown letters is one token
         letters = trim("".join(text.split()).encode())
         check_letters(letters, name)

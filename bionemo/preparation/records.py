@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +21,18 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import SequencePolicies
 from bionemo.data.shards.formats import MARKER_IN_SEQUENCE
+from bionemo.data.table import find_separator, is_missing_sequence
 from bionemo.preparation.inputs import notify_dropped_columns
 
 _NEWLINE, _MARK, _SPACE, _TAB = b"\n> \t"
 _A, _Z = b"AZ"
 _STRIPPED = r"[*\-. \t]"
+_INNER_STOP = r"\*[^A-Z]*[A-Z]"
 _NOT_A_LETTER = "[^A-Z]"
 _NOT_IN_CSV = r'[,"\n\r\x80-\xff]'  # bytes not allowed in the output, where sequences are never quoted
 BLOCK_BYTES = 1 << 20  # arrays computed from a block of this size stay in the CPU cache
 _CSV_BLOCK = 32 << 20  # bytes; larger than any row
+_LONGEST_MISSING = 9  # letters of a missing value
 
 
 @dataclass
@@ -149,18 +152,19 @@ class InputColumns:
             UserError: if the separator is not a single ASCII character.
         """
         if len(self.separator.encode()) != 1 or self.separator in '"\r\n':
-            raise UserError(f"separator is {self.separator!r}: it must be one ASCII character")
+            raise UserError(f"separator is {self.separator!r}: it must be one ASCII character, or \\t for a tab")
         read = pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK, use_threads=False)
         return read, pyarrow.csv.ParseOptions(delimiter=self.separator, newlines_in_values=True)
 
     def resolve(self, path: Path, display_path: str) -> "InputColumns":
-        """Find the titles of both columns in a file, and log which other columns are not written.
+        """Find the separator and the titles of both columns, and log which other columns are not written.
 
         Raises:
             UserError: if a column is missing or ambiguous.
         """
+        separator = find_separator(path) if self.separator == "," else self.separator.replace("\\t", "\t")
         try:
-            with pyarrow.csv.open_csv(path, *self.options()) as reader:
+            with pyarrow.csv.open_csv(path, *replace(self, separator=separator).options()) as reader:
                 titles = reader.schema.names
         except pa.ArrowInvalid as error:
             raise _malformed(display_path, error) from error
@@ -168,7 +172,7 @@ class InputColumns:
         if name == sequence:
             raise UserError(f"{display_path}: id_column and sequence_column are both {name!r}: set two different ones")
         notify_dropped_columns(display_path, titles, [name, sequence])
-        return InputColumns(name, sequence, self.separator)
+        return InputColumns(name, sequence, separator)
 
 
 def read_csv_records(path: Path, display_path: str, first_number: int, columns: InputColumns) -> Iterator[Records]:
@@ -186,10 +190,20 @@ def read_csv_records(path: Path, display_path: str, first_number: int, columns: 
         with pyarrow.csv.open_csv(path, *columns.options(), convert) as reader:
             for batch in reader:
                 lines = np.arange(line, line + len(batch))
-                yield Records(display_path, first_number, lines, *batch.columns)
+                names, sequences = batch.columns
+                yield Records(display_path, first_number, lines, names, _empty_missing(sequences))
                 first_number, line = first_number + len(batch), line + len(batch)
     except pa.ArrowInvalid as error:
         raise _malformed(display_path, error) from error
+
+
+def _empty_missing(sequences: pa.Array) -> pa.Array:
+    """Replace missing values such as nan by empty sequences."""
+    short = np.flatnonzero(np.diff(get_offsets(sequences)) <= _LONGEST_MISSING).tolist()
+    missing = [row for row in short if is_missing_sequence(sequences[row].as_py().decode(errors="replace"))]
+    if not missing:
+        return sequences
+    return pc.if_else(pa.array(np.isin(np.arange(len(sequences)), missing)), b"", sequences)
 
 
 def _malformed(display_path: str, error: pa.ArrowInvalid) -> UserError:
@@ -247,6 +261,11 @@ def _clean_letters(records: Records, policies: SequencePolicies) -> None:
     records.changed["with lower case letters"] += pc.sum(pc.not_equal(upper, records.sequences)).as_py()
     records.sequences = upper
     if policies.on_letters == "strip":
+        if (is_joined := pc.match_substring_regex(upper, _INNER_STOP).to_numpy(zero_copy_only=False)).any():
+            first = int(np.argmax(is_joined))
+            raise records.error(
+                first, "has a stop codon inside its sequence: correct it, or set on_letters=skip or keep"
+            )
         records.sequences = pc.replace_substring_regex(upper, _STRIPPED, "")
         records.changed["with letters stripped"] += pc.sum(pc.not_equal(upper, records.sequences)).as_py()
     pattern = _NOT_IN_CSV if policies.on_letters == "keep" else _NOT_A_LETTER
@@ -255,7 +274,11 @@ def _clean_letters(records: Records, policies: SequencePolicies) -> None:
         first = int(np.argmax(is_invalid))
         [letter] = re.findall(pattern.encode(), records.sequences[first].as_py())[0]
         name = repr(chr(letter)) if letter < 128 else f"byte 0x{letter:02x}"
-        more = "" if re.match(_NOT_IN_CSV.encode(), bytes([letter])) else ", strip (for * - . and spaces) or keep"
+        more = (
+            ""
+            if re.match(_NOT_IN_CSV.encode(), bytes([letter]))
+            else ", strip (for * at the end, - . and spaces) or keep"
+        )
         raise records.error(first, f"has {name} in its sequence: correct it, or set on_letters=skip{more}")
     records.drop(is_invalid, "invalid letters")
 

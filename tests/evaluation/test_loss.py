@@ -277,7 +277,7 @@ def test_proteins_that_were_not_searched_are_named(
 ) -> None:
     monkeypatch.setattr(similarity.shutil, "which", lambda _: None)
     (tmp_path / "train.fasta").write_text(f">a\n{PROTEINS[0]}\n")
-    records = {"copy": PROTEINS[0], "masked": "X" * 30, "new": f"{PROTEINS[1][:40]}J:J", "Xs": "XX"}
+    records = {"copy": PROTEINS[0], "masked": "X" * 30, "new": f"{PROTEINS[1][:40]}J:J--", "Xs": "XX"}
     (tmp_path / "test.fasta").write_text("".join(f">{name}\n{text}\n" for name, text in records.items()))
     summary = evaluate(model, tmp_path, tmp_path / "out")["summary"]
     output = capsys.readouterr().out
@@ -285,6 +285,7 @@ def test_proteins_that_were_not_searched_are_named(
     assert "1 of 4 sequences have a relative with at least 90% identity" in output
     assert "not searched, because they have too few known residues: masked, Xs" in output
     assert "letters unknown to the model, each read as an unknown residue: 'J' 2, ':' 1" in output
+    assert "gaps, read as gaps and not as residues (remove them from aligned sequences): '-' 2" in output
     assert summary["without"]["90%"]["sequences"] == 1
     assert sum(each["sequences"] for each in summary["identities"].values()) == 2
 

@@ -143,16 +143,27 @@ def test_the_python_interface_notes_letters_and_reads_masked_ids(
 
 
 @pytest.mark.parametrize(
-    ("texts", "is_noted"),
+    ("texts", "number"),
     [
-        (["ACGTACGTACNN", "ggattc ACGT"], True), (["AUGGCUAUGGCUAUGGCU", "ACG"], True), (["ACGT"], False),
-        (["AGAGAGAGAG" * 3, "GA"], False), (["ACGTACGTACGTACGTACGTACGT", "ACGTE"], False),
+        (["ACGTACGTACNN", "ggattcgattacANNgattacc ACGT"], 1), (["AUGGCUAUGGCUAUGGCUAUG", "MKVLAA"], 1),
+        (["ACGTACGTACGTACGTACGTACGT"] * 2 + ["ACGTE"], 2), (["ACGT"] * 9, 0), (["AGAGAGAGAG" * 3, "GA"], 0),
     ],
 )  # fmt: skip
-def test_a_file_of_dna_is_noted(
-    texts: list[str], is_noted: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_dna_among_proteins_is_noted(
+    texts: list[str], number: int, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nucleotides are letters of amino acids as well: only a file without any other letter is noted."""
-    note = "all letters are A, C, G, T, U or N: is this DNA or RNA? The model reads proteins: translate it"
+    """Nucleotides are letters of amino acids as well: only a sequence of 20 of them, and no other letter, is noted."""
     go(model, write(tmp_path / "x.fasta", texts), tmp_path / "x.npz")
-    assert (note in capsys.readouterr().err) == is_noted
+    found = re.search(
+        r"only A, C, G, T, U and N in (\d+) of (\d+) sequences, the first p(\d)", capsys.readouterr().err
+    )
+    first = next((n for n, text in enumerate(texts) if len(text) > 20), 0)
+    assert (found and found.groups()) == ((str(number), str(len(texts)), str(first)) if number else None)
+
+
+@pytest.mark.parametrize("text", ["nan", "None", "#N/A"])
+def test_missing_sequences_are_refused(text: str, model: Path, tmp_path: Path) -> None:
+    """NA is a peptide."""
+    path = write(tmp_path / "x.csv", ["MKV", "NA", text])
+    with pytest.raises(UserError, match=rf"p2 .*is '{text}', a missing value: remove it, or add its sequence"):
+        go(model, path, tmp_path / "x.npz")

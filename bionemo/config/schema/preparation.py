@@ -48,7 +48,9 @@ class SequencePolicies:
 
     on_empty: Strictness  # without name or sequence
     on_duplicate: Literal["error", "skip", "keep"]  # with the name of an earlier record
-    on_letters: Literal["error", "skip", "strip", "keep"]  # outside A to Z; strip removes `*`, `-`, `.` and spaces
+    on_letters: Literal[
+        "error", "skip", "strip", "keep"
+    ]  # outside A to Z; strip removes `*` at the end, `-`, `.` and spaces
 
 
 @dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 """Files of protein variants and their measured scores."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from bionemo.analysis.files import is_fasta, read_fasta, read_nonempty_table
 from bionemo.common.errors import UserError
 from bionemo.data.table import Table, is_missing, parse_number
 from bionemo.inference.outputs import Floats
-from bionemo.inference.variants import index_of, parse_mutations
+from bionemo.inference.variants import AMINO_ACIDS, Mutation, NoSubstitutionError, index_of, parse_mutations
 
 Scores = NDArray[np.float64]
 _FASTA_COLUMNS = ["index", "name", "variant", "score"]
@@ -40,6 +41,47 @@ def read_variants(path: Path) -> tuple[Table, list[str] | None]:
         rows.append([index, name, variant, score])
         locations.append(f"{path}: {record['id']}")
     return Table(path, _FASTA_COLUMNS, rows, locations), [record["sequence"] for record in records]
+
+
+def parse_variants(table: Table, cells: Sequence[str]) -> list[list[Mutation] | None]:
+    """Return the mutations of each variant, None for one that has anything else than substitutions.
+
+    Raises:
+        UserError: if a cell is empty or has another format, or no variant can be scored.
+    """
+    parsed: list[list[Mutation] | None] = []
+    for cell, location in zip(cells, table.locations, strict=True):
+        if is_missing(cell):
+            raise UserError(f"{location}: the variant is missing: fill it in (wt is the wild type), or remove the row")
+        try:
+            parsed.append(parse_mutations(cell, location))
+        except NoSubstitutionError:
+            parsed.append(None)
+    if not any(mutations is not None for mutations in parsed):
+        raise UserError(f"{table.path}: no variant can be scored: give substitutions, such as A24G")
+    return parsed
+
+
+def describe_unusual(variants: Sequence[Sequence[Mutation] | None], locations: Sequence[str]) -> list[str]:
+    """Return notes about variants that are not scored, and about substitutions by other letters than amino acids."""
+    unscored = [location for mutations, location in zip(variants, locations, strict=True) if mutations is None]
+    other = [
+        (mutation.mutant, location)
+        for mutations, location in zip(variants, locations, strict=True)
+        for mutation in mutations or []
+        if mutation.mutant not in AMINO_ACIDS and mutation.mutant != mutation.wild
+    ]
+    notes = []
+    if unscored:
+        kinds = "with a stop codon, deletion, insertion, frameshift or unknown effect"
+        notes.append(f"not scored: {len(unscored):,} of {len(variants):,} variants, {kinds}, the first {unscored[0]}")
+    if other:
+        letters = ", ".join(f"{x!r} {count:,}" for x, count in Counter(x for x, _ in other).most_common())
+        notes.append(
+            "substitutions by other letters than the 20 amino acids (X, B, Z and J are ambiguous, U and O rare), "
+            f"scored all the same: {letters} (the first {other[0][1]})"
+        )
+    return notes
 
 
 def infer_wild_type(

@@ -34,6 +34,7 @@ Input: a CSV file with a header and a column of substitutions; several of them a
   variant,score
   A24G,0.91
   A24G:K30R,0.35
+HGVS notation is read too: p.Ala24Gly, p.[Ala24Gly;Lys30Arg]. Variants that are no substitutions get no score.
 
 Output: all columns, and zero_shot, the sum over substitutions of log p(new residue) - log p(residue of the wild type).
 A positive zero_shot means that the model prefers the variant to the wild type. If there are measured scores, the rank

@@ -15,7 +15,14 @@ import numpy as np
 
 from bionemo.analysis import contacts, files, plots
 from bionemo.analysis.maps import axis_labels, make_reducer, project_to_2d, read_embeddings, write_anndata
-from bionemo.analysis.variant_files import infer_wild_type, parse_scores, rank_correlation, read_variants
+from bionemo.analysis.variant_files import (
+    describe_unusual,
+    infer_wild_type,
+    parse_scores,
+    parse_variants,
+    rank_correlation,
+    read_variants,
+)
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError, describe, shorten
 from bionemo.common.figures import FORMATS
@@ -30,7 +37,7 @@ from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import progress_bar
 from bionemo.inference.protein import tokenize_protein
-from bionemo.inference.variants import AMINO_ACIDS, parse_mutations, scan, score_variants
+from bionemo.inference.variants import AMINO_ACIDS, scan, score_variants
 from bionemo.tokenizers import SmilesTokenizer
 
 _BATCH = 64  # sequences between two updates of the progress bar
@@ -51,38 +58,42 @@ def run_variants(options: Namespace) -> None:
     if has_scores:
         cells = table.column(name, "name one with --score-column")
         measured = parse_scores(table, cells, "leave the cell empty, or name another column with --score-column")
+    variants = parse_variants(table, mutants)
+    kept = [row for row, mutations in enumerate(variants) if mutations is not None]
+    scored, locations = [mutants[row] for row in kept], [table.locations[row] for row in kept]
     if options.sequence is not None:
         wild_type = files.read_sequence(options.sequence)
     elif sequences is not None:
-        wild_type = infer_wild_type(sequences, mutants, table.locations, options.offset)
+        wild_type = infer_wild_type([sequences[row] for row in kept], scored, locations, options.offset)
     else:
         raise UserError("the wild type is unknown: give it with --sequence, a FASTA file or its letters")
     if options.score_column is not None and measured is not None and np.isnan(measured).all():
         raise UserError(f"{table.path}: column {name!r} has no number: name another with --score-column")
-    positions = {
-        mutation.position
-        for text, location in zip(mutants, table.locations, strict=True)
-        for mutation in parse_mutations(text, location)
-    }
+    positions = {mutation.position for mutations in variants for mutation in mutations or []}
     with files.staged_file(output) as file:
         model = _load(options)
         note_letters(model.network.vocabulary, [(wild_type, "the wild type")])
         with progress_bar("scoring", len(positions), "residues") as advance:
-            scores = score_variants(
-                model, wild_type, mutants, options.method, options.offset, table.locations, advance
-            )
-        rows = [[*row, score] for row, score in zip(table.rows, _format(scores), strict=True)]
+            scores = score_variants(model, wild_type, scored, options.method, options.offset, locations, advance)
+        zero_shot = dict(zip(kept, _format(scores), strict=True))
+        rows = [[*row, zero_shot.get(number, "")] for number, row in enumerate(table.rows)]
         files.write_table(file, [*table.columns, "zero_shot"], rows)
     write_provenance(output, _provenance(options, model))
-    print(f"{len(scores):,} variants: {output}")
-    unchanged = [all(each.wild == each.mutant for each in parse_mutations(text, "")) for text in mutants]
-    if measured is not None and (equal := int((~np.isnan(measured[unchanged])).sum())):
+    print(f"{len(rows):,} variants: {output}")
+    notify(*describe_unusual(variants, table.locations))
+    if measured is None or np.isnan(measured).all():
+        return
+    measured = measured[kept]
+    unchanged = [all(each.wild == each.mutant for each in variants[row] or []) for row in kept]
+    if equal := int((~np.isnan(measured[unchanged])).sum()):
         notify(f"left out of rho: {_count(equal, 'variant')} with the sequence of the wild type, which score 0")
         measured = np.where(unchanged, np.nan, measured)
-    if measured is not None and not np.isnan(measured).all():
-        rho, count = rank_correlation(scores, measured)
-        plotted = _draw(plots.plot_scores, plot, scores, measured, name)
-        print(f"Spearman's rho {rho:.4f} with {count:,} measured values of {name!r}: {plotted}")
+    rho, count = rank_correlation(scores, measured)
+    if np.isnan(rho):
+        print(f"no rank correlation: it needs variants with different values of {name!r} and different scores")
+        return
+    plotted = _draw(plots.plot_scores, plot, scores, measured, name)
+    print(f"Spearman's rho {rho:.4f} with {count:,} measured values of {name!r}: {plotted}")
 
 
 def run_scan(options: Namespace) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.inference.batching import Ids
+from bionemo.inference.hgvs import is_no_substitution, split_variant
 from bionemo.inference.outputs import Floats, InferenceModel
 from bionemo.inference.progress import Advance, no_progress
 from bionemo.inference.protein import Protein, tokenize_protein
@@ -23,8 +24,11 @@ from bionemo.inference.windows import WindowType, predict_residues
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 MARGINALS = ("masked-marginal", "wild-type-marginal")
 METHODS = (*MARGINALS, "pseudo-perplexity")
-_WILD_TYPE = ("", "wt", "wild-type")
 _MUTATION = re.compile(r"(\S)(-?\d{1,9})(\S)")
+
+
+class NoSubstitutionError(UserError):
+    """A variant has a stop codon, deletion, insertion or frameshift, which a masked language model cannot score."""
 
 
 class Mutation(NamedTuple):
@@ -52,7 +56,8 @@ def score_variants(
     Args:
         model: masked language model.
         sequence: wild type.
-        variants: such as `A24G` or `A24G:K30R` (or with `,`); `wt` or "" is the wild type, with score 0.
+        variants: such as `A24G` or `A24G:K30R` (or with `,`), or in HGVS notation such as `p.Ala24Gly`; `wt` or "" is
+            the wild type, with score 0.
         method: one of METHODS.
         offset: the first residue has the number 1 + offset.
         names: names of the variants in error messages; None: `variant 1`, ...
@@ -108,19 +113,23 @@ def parse_mutations(variant: str, name: str) -> list[Mutation]:
     """Parse the mutations of a variant, see `score_variants`; [] for the wild type.
 
     Raises:
+        NoSubstitutionError: if the variant has anything else than substitutions.
         UserError: if the format is wrong, or a residue is mutated twice.
     """
-    if variant.strip().lower() in _WILD_TYPE:
-        return []
-    found = []
-    for part in re.split("[:,]", variant):
-        match = _MUTATION.fullmatch(part.strip())
-        if not match:
+    found, others = [], []
+    for part in split_variant(variant):
+        match = _MUTATION.fullmatch(part)
+        if is_no_substitution(part):
+            others.append(part)
+        elif match:
+            found.append(Mutation(match[1], int(match[2]), match[3]))
+        else:
             raise UserError(
-                f"{name}, {variant}: expected a residue, its position and its replacement, as in A24G, several "
-                "joined by ':'"
+                f"{name}, {variant}: expected a residue, its position and its replacement, as in A24G, several joined "
+                "by ':', or HGVS notation, as in p.Ala24Gly or p.[Ala24Gly;Lys30Arg]"
             )
-        found.append(Mutation(match[1], int(match[2]), match[3]))
+    if others:
+        raise NoSubstitutionError(f"{name}, {variant}: only substitutions can be scored: remove the variant")
     positions = [mutation.position for mutation in found]
     for position in positions:
         if positions.count(position) > 1:

@@ -113,7 +113,7 @@ def test_variants_of_a_fasta_file(
 ) -> None:
     """The wild type is derived from the variants, in any order; its own score of 0 says nothing about the ranks."""
     notes: list[str] = []
-    monkeypatch.setattr("bionemo.cli.analysis_commands.notify", notes.append)
+    monkeypatch.setattr("bionemo.cli.analysis_commands.notify", lambda *each: notes.extend(each))
     variants = {"K2A": 0.5, "A4A": 1.0, "S20C": 0.1, "F14L": 0.9}
     (tmp_path / "x.fasta").write_text(fasta_of(variants))
     output = run("variants", "--model", path, "--variants", "x.fasta", "--method", "wild-type-marginal", "--output",
@@ -137,6 +137,42 @@ def test_variants_without_measurements(run: Run, tmp_path: Path, path: Path) -> 
     assert output == "2 variants: scores.csv\n"
     assert rows_of(tmp_path / "scores.csv")[2] == ["wt", "none", "0"]
     assert not (tmp_path / "scores.png").exists()
+
+
+def test_variants_of_mavedb(
+    run: Run, tmp_path: Path, path: Path, model: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variants that are no substitutions have no score and no rank; other letters are noted."""
+    notes: list[str] = []
+    monkeypatch.setattr("bionemo.cli.analysis_commands.notify", lambda *each: notes.extend(each))
+    cells = [
+        "p.Lys32Ala", "p.(Ser50Cys)", "p.Ala34Ter", "p.[Met31Ala;Lys32Trp]", "p.Ala34fs", "_wt", "p.Lys32=", "K32X",
+        "K32*",
+    ]  # fmt: skip
+    values = [0.5, 0.1, -3, 0.2, -4, 1, 1, 0.3, -2]
+    lines = [f"{cell},{value}" for cell, value in zip(cells, values, strict=True)]
+    (tmp_path / "x.csv").write_text("\n".join(["hgvs_pro,score", *lines]))
+    output = run("variants", "--model", path, "--sequence", WILD_TYPE, "--variants", "x.csv", "--column", "hgvs_pro",
+                 "--offset", 30, "--output", "s.csv")  # fmt: skip
+    found = [row[2] for row in rows_of(tmp_path / "s.csv")[1:]]
+    assert [n for n, cell in enumerate(found) if cell == ""] == [2, 4, 8]
+    scores = score_variants(model, WILD_TYPE, ["K2A", "S20C", "M1A:K2W", "wt", "wt", "K2X"])
+    np.testing.assert_allclose([float(cell) for cell in found if cell], scores, rtol=1e-6)
+    rho = spearmanr(scores[[0, 1, 2, 5]], [0.5, 0.1, 0.2, 0.3]).statistic
+    assert f"9 variants: s.csv\nSpearman's rho {rho:.4f} with 4 measured values of 'score': s.png" in output
+    assert notes == [
+        "not scored: 3 of 9 variants, with a stop codon, deletion, insertion, frameshift or unknown effect, the first "
+        "x.csv:4",
+        "substitutions by other letters than the 20 amino acids (X, B, Z and J are ambiguous, U and O rare), scored "
+        "all the same: 'X' 1 (the first x.csv:9)",
+        "left out of rho: 2 variants with the sequence of the wild type, which score 0",
+    ]
+
+
+def test_stop_codons_in_a_fasta_file(run: Run, tmp_path: Path, path: Path) -> None:
+    (tmp_path / "x.fasta").write_text(f">0|a_K2*|1\nM\n{fasta_of({'K2A': 0.5, 'S20C': 0.1})}")
+    run("variants", "--model", path, "--variants", "x.fasta", "--output", "s.csv")
+    assert [row[4] != "" for row in rows_of(tmp_path / "s.csv")[1:]] == [False, True, True]
 
 
 def test_a_scan(run: Run, tmp_path: Path, path: Path, model: TrainedModel) -> None:
@@ -172,6 +208,9 @@ TABLE = "variant,score\nK2A,1\n"
         ("variant,score\nK2A,high\n", ["--variants", "x"], "x:2: the score 'high' is not a number: leave"),
         ("variant\nA4G\n\nK3A\n", ["--variants", "x", "--sequence", WILD_TYPE], "x:4, K3A: residue 3 is T, not K"),
         ("variant\nA4\n", ["--variants", "x", "--sequence", WILD_TYPE], "x:2, A4: expected a residue, its position"),
+        ("variant,score\nA4G,1\n,2\n", ["--variants", "x", "--sequence", WILD_TYPE], "x:3: the variant is missing:"),
+        ("variant\nA4*\n", ["--variants", "x", "--sequence", WILD_TYPE], "x: no variant can be scored: give subst"),
+        ("variant\np.Lys3Ala\n", ["--variants", "x", "--sequence", WILD_TYPE], "x:2, K3A: residue 3 is T, not K"),
         ("variant,zero_shot\nA4G,1\n", ["--variants", "x"], "x has a column 'zero_shot' already"),
         ("variant\nA4G,K2A\n", ["--variants", "x"], "x: the first line, 'variant', has one cell and x:2 has 2: quote"),
         ("variant,score\nA4G\n", ["--variants", "x"], "x:2: the row is incomplete: fill in variant, score"),
@@ -391,8 +430,9 @@ def test_results_without_matplotlib(
 def test_variants_that_cannot_be_plotted(run: Run, tmp_path: Path, path: Path) -> None:
     (tmp_path / "x.csv").write_text("variant,score\nK2A,1\nA4G,1\n")
     output = run("variants", "--model", path, "--sequence", WILD_TYPE, "--variants", "x.csv", "--output", "v.csv")
-    assert (
-        "rho nan with 2 measured values of 'score': (there is no v.png: Spearman's \u03c1 is not defined: " in output
+    assert output == (
+        "2 variants: v.csv\n"
+        "no rank correlation: it needs variants with different values of 'score' and different scores\n"
     )
     assert len(rows_of(tmp_path / "v.csv")) == 3
 

@@ -140,7 +140,7 @@ FAULTS = {
     "twice": ("M1A,,5,1\nM1A,,6,1", "M1A has the score 6, but 5 at"),
     "other sequence": ("M1A,MMTAYIAKQR,5,1", "`mutated_sequence` is not the wild type with these mutations"),
     "no class": ("M1A,,5,NA", "M1A has a DMS_score, but no DMS_score_bin: fill in both or none"),
-    "format": ("p.Met1Ala", "expected a residue, its position and its replacement"),
+    "format": ("Met1Ala", "expected a residue, its position and its replacement"),
 }
 
 

@@ -89,8 +89,10 @@ def read_embeddings(path: Path, color: str | None = None) -> tuple[list[str], Fl
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): check the path") from error
     except (ValueError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        kind = path.suffix if path.suffix in _READERS else ".npz"
-        raise UserError(f"{path} is not a {kind} file of plain arrays ({error})") from error
+        if path.suffix not in (".npz", *_READERS):
+            known = ", ".join(_READERS)
+            raise UserError(f"{path} is no input of a map: give FASTA, or embeddings as .npz, {known}") from error
+        raise UserError(f"{path} is not a {path.suffix} file of plain arrays ({error})") from error
     for name in wanted:
         if name not in arrays:
             remedy = "`bionemo predict` writes id and embeddings; --table FILE gives colors by id"

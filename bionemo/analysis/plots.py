@@ -23,6 +23,7 @@ from bionemo.inference.variants import AMINO_ACIDS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_OTHERS, _NO_VALUE = "gray", "lightgray"  # colors of rare categories, and of points without a value
 _RESIDUES_PER_ROW, _ROWS = 100, 4  # of the heat map of a scan; longer proteins have more residues per row
 
 
@@ -95,7 +96,7 @@ def plot_map(
 ) -> None:
     """Plot sequences as points [N, 2], colored by a number or by the most frequent categories.
 
-    `labels` are those of the two axes, `name` that of the colors.
+    Points without a value are gray. `labels` are those of the two axes, `name` that of the colors.
     """
     if not np.ptp(points_N2, axis=0).any():
         raise UserError("there is one point, or all points are equal")
@@ -106,24 +107,43 @@ def plot_map(
         if colors is None:
             plot_points(axes, x, y)
         elif numbers := numbers_of(colors):
-            color_bar(axes, plot_points(axes, x, y, c=numbers, plotnonfinite=False), plain(name))
+            _plot_numbers(axes, points_N2, np.array(numbers), name)
         else:
             _plot_categories(axes, points_N2, np.array(["" if is_missing(each) else each for each in colors]), name)
         axes.set(xlabel=labels[0], ylabel=labels[1], title=f"n = {len(points_N2):,}")
         write_atomic(path, render(figure, path.suffix))
 
 
+def _plot_numbers(axes: "Axes", points_N2: Floats, numbers: np.ndarray, name: str) -> None:
+    """Plot points colored by a number, above those without a finite number."""
+    from matplotlib import colormaps
+
+    order = np.argsort(np.isfinite(numbers), kind="stable")
+    colors = colormaps["viridis"].with_extremes(bad=_NO_VALUE)
+    image = plot_points(axes, *points_N2[order].T, c=numbers[order], cmap=colors, plotnonfinite=True)
+    color_bar(axes, image, plain(name))
+    if missing := int((~np.isfinite(numbers)).sum()):
+        axes.scatter([], [], s=12, color=_NO_VALUE, label=f"no value ({missing:,})")
+        axes.figure.legend(loc="outside lower left")
+
+
 def _plot_categories(axes: "Axes", points_N2: Floats, colors: np.ndarray, name: str) -> None:
-    """Plot the most frequent categories, each in a color of its own, in a random order, so that none hides others."""
+    """Plot the most frequent categories, each in a color of its own, in a random order, so that none hides others.
+
+    The color "" is that of points without a value.
+    """
     categories = [category for category, _ in Counter(colors[colors != ""].tolist()).most_common(len(PALETTE) - 1)]
     shades = dict(zip(categories, PALETTE, strict=False))
+    fills, missing = {**shades, "": _NO_VALUE}, int((colors == "").sum())
     order = np.random.default_rng(0).permutation(len(colors))
     x, y = points_N2[order].T
-    plot_points(axes, x, y, c=[shades.get(color, "lightgray") for color in colors[order].tolist()])
+    plot_points(axes, x, y, c=[fills.get(color, _OTHERS) for color in colors[order].tolist()])
     for category, shade in shades.items():
         axes.scatter([], [], s=12, color=shade, label=f"{plain(category)} ({(colors == category).sum():,})")
-    if others := int((~np.isin(colors, categories)).sum()):
-        axes.scatter([], [], s=12, color="lightgray", label=f"others ({others:,})")
+    if others := int((~np.isin(colors, categories)).sum()) - missing:
+        axes.scatter([], [], s=12, color=_OTHERS, label=f"others ({others:,})")
+    if missing:
+        axes.scatter([], [], s=12, color=_NO_VALUE, label=f"no value ({missing:,})")
     axes.figure.legend(title=plain(name), loc="outside lower left", ncols=2, alignment="left")
 
 

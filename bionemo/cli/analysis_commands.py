@@ -287,13 +287,24 @@ def _note_letters(model: TrainedModel, records: list[dict[str, str]], path: Path
 
 
 def _read_colors(path: Path, color: str, ids: list[str], input_path: Path) -> list[str]:
-    """Return the cell of each id in the column of the colors; "" for ids that are not in the table."""
+    """Return the cell of each id in the column of the colors; "" for ids that are not in the table.
+
+    Raises:
+        UserError: if the table cannot be read, or has none of the ids, or different rows of one of them.
+    """
     table = files.read_nonempty_table(path)
     known, colors = table.column("id", "rename the column of the ids"), table.column(color, "name one with --color")
-    cells = dict(zip(known, colors, strict=True))
-    if not cells.keys() & set(ids):
+    wanted, rows = set(ids), dict[str, int]()
+    for number, name in enumerate(known):
+        first = rows.setdefault(name, number)
+        if name in wanted and table.rows[number] != table.rows[first]:
+            where = table.locations[number]
+            raise UserError(f"{where}: id {name!r} has another row at {table.locations[first]}: remove one of them")
+    if not (found := sum(each in rows for each in ids)):
         raise UserError(f"{path}: none of its ids is in {input_path}: use the same ids in both")
-    return [cells.get(each, "") for each in ids]
+    if found < len(ids):
+        notify(f"{path} has {found:,} of {_count(len(ids), 'id')} of {input_path}: the others have no value")
+    return [colors[rows[each]] if each in rows else "" for each in ids]
 
 
 def _format(values: Floats) -> list[str]:

@@ -17,6 +17,7 @@ from bionemo.common.figures import color_bar, new_figure, plain, plot_points, re
 
 _NUMBERED, _NAMED = 12, 20  # classes up to which cells have numbers, and axes the names of the classes
 _COUNTED = 6  # classes up to which cells have the numbers of rows, too
+_FEW = 20  # epochs up to which losses have markers
 _CELL = 0.36  # inches, in which the numbers fit
 
 
@@ -54,14 +55,18 @@ def plot_run(
         )
         for key, label in (("train_loss", "training"), ("val_loss", "validation")):
             if history and key in history[0]:
-                losses.plot([each["epoch"] for each in history], [each[key] for each in history], label=label)
+                style = "o-" if len(history) <= _FEW else "-"
+                losses.plot([each["epoch"] for each in history], [each[key] for each in history], style, label=label)
         losses.set(xlabel="epoch", ylabel=f"loss, {unit}")
         losses.locator_params(axis="x", integer=True)
-        losses.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
+        # To the right, since a factor of the numbers, such as 1e8, is above the left end.
+        losses.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
         losses.set_visible(losses.has_data())
         try:
             if confusion is not None:
-                _plot_confusion(axes, np.array(confusion), [plain(each) for each in classes])
+                _plot_confusion(
+                    axes, np.array(confusion), [plain(each if each.strip() else repr(each)) for each in classes]
+                )
                 axes.set(xlabel=plain(f"{name}, predicted"), ylabel=plain(f"{name}, true"))
                 axes.set_title(f"test split, n = {np.sum(confusion):,} {rows}")
             elif targets is not None:

@@ -167,5 +167,6 @@ def _plot(identities: list[NDArray[np.float64]], threshold: float, coverage: flo
             xlabel=f"identity {describe(coverage)}\nto the nearest training sequence, %",
             ylabel="held-out sequences",
         )
+        axes.locator_params(axis="y", integer=True)
         figure.legend(loc="outside upper left", ncols=2, columnspacing=1)
         return render(figure, suffix)

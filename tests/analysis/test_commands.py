@@ -352,6 +352,23 @@ def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, protei
     assert all(is_picture(tmp_path / f"{name}.png") for name in "abcd")
 
 
+def test_ids_of_a_table(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal rows of an id and different rows of other ids are accepted; the number of ids in the table is printed."""
+    notes: list[str] = []
+    monkeypatch.setattr("bionemo.cli.analysis_commands.notify", notes.append)
+    np.savez("x.npz", id=np.array(list("abc")), embeddings=np.eye(3, 4))
+    given = ["map", "--input", "x.npz", "--color", "kind", "--table", "kinds.csv", "--overwrite", "--output", "m.csv"]
+    (tmp_path / "kinds.csv").write_text("id,kind\na,one\nc,x\nb,two\na,three\n")
+    assert run(*given) == "error: kinds.csv:5: id 'a' has another row at kinds.csv:2: remove one of them\n"
+    (tmp_path / "kinds.csv").write_text("id,kind\na,one\nc,x\nb,two\n")
+    assert run(*given) == "3 sequences: m.csv, m.png\n"
+    assert notes == []
+    (tmp_path / "kinds.csv").write_text("id,kind\na,one\nother,x\na,one\nother,y\nb,two\n")
+    run(*given)
+    assert notes == ["kinds.csv has 2 of 3 ids of x.npz: the others have no value"]
+    assert [row[3] for row in rows_of(tmp_path / "m.csv")[1:]] == ["one", "two", ""]
+
+
 def texts_of(path: Path) -> list[str]:
     """Return the texts of an .svg file."""
     return [
@@ -467,7 +484,7 @@ def test_anndata(
         (["--input", "x.fasta"], "x.fasta holds sequences: add MODEL, which embeds them"),
         (["--input", "none", "--method", "umap"], "the method umap (pca needs no package) requires the extra"),
         (["--input", "none"], "none cannot be read"),
-        (["--input", "kinds.csv"], "kinds.csv is not a .npz file of plain arrays"),
+        (["--input", "kinds.csv"], "kinds.csv is no input of a map: give FASTA, or embeddings as .npz, .h5, .hdf5"),
         (["--input", "x.fasta", "--model", "M", "--color", "Rep"], "x.fasta: no header has Rep=...: name another key"),
         (["--input", "x.fasta", "--model", "M", "--color", "Rep", "--table", "kinds.csv"], "kinds.csv has no column "
          "'Rep', but 'id', 'kind': name one with --color"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Embeddings in two dimensions."""
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from pyarrow import parquet
 from sklearn.decomposition import PCA
 
 from bionemo.analysis.maps import axis_labels, project_to_2d, read_embeddings
+from bionemo.analysis.plots import plot_map
 from bionemo.common.errors import UserError
 
 
@@ -141,9 +143,33 @@ def test_files_that_are_no_archives(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros(3))
     (tmp_path / "text").write_text("no archive")
     (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and no more")
-    for name in ("x.npy", "text", "cut.npz"):
-        with pytest.raises(UserError, match=r"is not a .npz file of plain arrays"):
+    with pytest.raises(UserError, match=r"is not a .npz file of plain arrays"):
+        read_embeddings(tmp_path / "cut.npz")
+    for name in ("x.npy", "text"):
+        formats = r"give FASTA, or embeddings as \.npz, \.h5, \.hdf5, \.parquet"
+        with pytest.raises(UserError, match=rf"{name} is no input of a map: {formats}$"):
             read_embeddings(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("colors", "expected"),
+    [
+        (["1", "", "3", "NA", "5", "inf"], ["no value (3)"]),
+        (["1", "2", "3", "4", "5", "6"], []),
+        (["a", "", "a", "NA", "b", "nan"], ["a (2)", "b (1)", "no value (3)"]),
+        ([*"aabbccddeeffgghi", ""], [*(f"{each} (2)" for each in "abcdefg"), "others (2)", "no value (1)"]),
+        (["", "", ""], ["no value (3)"]),
+    ],
+)
+def test_points_without_a_value(colors: list[str], expected: list[str], tmp_path: Path) -> None:
+    """All points are drawn; those without a value are light gray and counted."""
+    points_N2 = np.arange(2.0 * len(colors), dtype=np.float32).reshape(-1, 2)
+    plot_map(tmp_path / "x.svg", points_N2, ["PC 1", "PC 2"], colors, "kind")
+    text = (tmp_path / "x.svg").read_text()
+    assert re.findall(r">([^<>]+ \(\d+\))<", text) == expected
+    points = text.partition('id="PathCollection_1"')[2].partition('id="matplotlib.axis_1"')[0]
+    assert points.count("<use ") == len(colors)
+    assert points.count("fill: #d3d3d3") == sum(each in ("", "NA", "nan", "inf") for each in colors)
 
 
 def test_embeddings_in_h5_files(tmp_path: Path) -> None:

@@ -70,6 +70,32 @@ def test_a_confusion_matrix(count: int) -> None:
         assert bool(re.search(rf"{number}\s*{share}", joined)) == (count == 3), (true, found)
 
 
+def test_a_class_that_is_a_blank() -> None:
+    """DSSP's label of a residue without a secondary structure."""
+    texts = texts_of(plot_run(HISTORY, None, [" ", "H"], [[3, 1], [0, 4]], None, "dssp", "nats"))
+    assert texts.count("' '") == texts.count("H") == 2
+
+
+@pytest.mark.parametrize(("epochs", "has_markers"), [(1, True), (3, True), (100, False)])
+def test_losses_of_few_epochs_have_markers(epochs: int, has_markers: bool) -> None:
+    history = [{"epoch": n + 1.0, "train_loss": 2.0 + n, "val_loss": 3.0 + n} for n in range(epochs)]
+    svg = plot_run(history, None, [], None, None, "y", "nats")[".svg"].decode()
+    for shade in ("#0072b2", "#d55e00"):
+        markers = len(re.findall(rf"<use [^>]*fill: {shade}", svg))
+        assert markers == (epochs + 1 if has_markers else 0)  # and that of the legend
+
+
+def test_a_factor_of_large_losses_is_beside_the_legend() -> None:
+    """The factor begins at the left end of the axes; the first entry of the legend is far to the right."""
+    history = [{"epoch": n, "train_loss": 1e8 * n, "val_loss": 2e8 * n} for n in (1.0, 2.0)]
+    tree = ElementTree.fromstring(plot_run(history, None, [], None, None, "y", "nats")[".svg"])
+    starts = {}
+    for each in tree.iter("{http://www.w3.org/2000/svg}text"):
+        found = re.search(r"translate\(([\d.]+)", each.get("transform", "")) or re.search("()", "")
+        starts["".join(each.itertext()).strip()] = each.get("x") or found.group(1)
+    assert float(starts["training"]) - float(starts["1e8"]) > 40  # points
+
+
 @pytest.mark.parametrize("targets", [[1.0], [2.0, 2.0, 2.0]])
 def test_a_test_split_that_cannot_be_drawn(targets: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     """The losses are drawn, and one line says why there is no parity plot."""

@@ -4,6 +4,7 @@
 import csv
 import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from bionemo.common.errors import UserError
 from bionemo.data.proteins.similarity import TRAIN, RelativeSearch, assign_clusters, join_clusters
+from bionemo.preparation.similarity import _plot
 from tests.conftest import ROOT
 from tests.support.families import LETTERS, families, identity, leaked, needs_mmseqs, replace_mmseqs
 from tests.support.preparation import left, prepare, rows, write
@@ -29,6 +31,14 @@ def fasta(records: dict[str, str]) -> str:
 
 def texts_of(output: Path) -> dict[str, list[str]]:
     return {split: [row[3] for row in part] for split, part in rows(output).items()}
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_counts_of_sequences_have_integer_ticks(count: int) -> None:
+    svg = _plot([np.full(count, 0.2), np.full(count, 0.5)], 0.3, 0.8, ".svg").decode()
+    axis = svg.partition('id="matplotlib.axis_2"')[2].partition("held-out sequences")[0]
+    ticks = re.findall(r"<text [^>]*>([^<]+)</text>", axis)
+    assert len(ticks) >= 2 and all(each.isdecimal() for each in ticks), ticks
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,8 @@ MARKER_IN_SEQUENCE = "a '>' within a sequence: put a line end before the record 
 _PIR = re.compile(rb">(?:P1|F1|DL|DC|RL|RC|N1|N3|XX);")
 _INNER_RETURN = re.compile(rb"\r(?!\n|\Z)")
 _TOP_BYTES = 1 << 20  # size of the beginning of a file that must contain the start of the first record
-_HEADER_ENTRY = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")  # `n=3 Tax=Bacillus subtilis TaxID=1423`
+# `[gene=abcA] [protein=a [b] c]` of NCBI, `n=3 Tax=Bacillus subtilis TaxID=1423` and `ID=1_1;partial=10`.
+_HEADER_ENTRY = re.compile(r"\[(\w+)=((?:[^][]|\[[^]]*\])*)\]|(\w+)=(.*?)(?=[;\s]+\[?\w+=|[;\s]*$)")
 _LENGTH_COLUMN = "sequence_length"
 _MAX_QUOTED_BYTES = 1 << 20  # of a record with line ends; an unclosed quote would make the rest of the file one record
 ENTRY = np.dtype([("start", "<i8"), ("sequence", "<i8"), ("size", "<i4"), ("letters", "<i4")])
@@ -153,10 +154,11 @@ class Fasta:
         return None
 
     def fields(self, record: bytes) -> dict[str, str]:
-        """Return `id` and each `key=value` of the header; a value ends at the next key."""
+        """Return `id` and each `[key=value]` and `key=value` of the header; the latter ends at the next key."""
         header = record[1:].partition(b"\n")[0].decode().rstrip("\r")
         name, *rest = header.split(None, 1) or [""]
-        return {**(dict(_HEADER_ENTRY.findall(rest[0])) if rest else {}), "id": name}
+        entries = _HEADER_ENTRY.findall(rest[0]) if rest else []
+        return {**{key or other: value or text for key, value, other, text in entries}, "id": name}
 
 
 def find_first_record(path: Path, display_path: str | None = None) -> int:

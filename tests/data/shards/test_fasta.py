@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bionemo.common.errors import UserError
+from bionemo.data.shards.formats import Fasta
 from tests.support.sequence_files import open_sequences
 
 
@@ -72,6 +73,31 @@ def test_fields_of_a_uniref_header(tmp_path):
     }
     assert source.fields(1) == {"id": "b", "sequence": "A"}
     assert source.fields(2) == {"id": "", "sequence": "C"}
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        (
+            "lcl|x_1 [gene=abcA] [protein=[acyl] ABC=1; permease] [protein_id=WP_1.1] [location=complement(1..3)]",
+            {"gene": "abcA", "protein": "[acyl] ABC=1; permease", "protein_id": "WP_1.1",
+             "location": "complement(1..3)"},
+        ),
+        ("XP_1 some protein [gene=] [Homo sapiens]", {"gene": ""}),
+        ("x n=3 [gene=abcA] Tax=Homo sapiens", {"n": "3", "gene": "abcA", "Tax": "Homo sapiens"}),
+        (
+            "1_1 # 2 # 181 # 1 # ID=1_1;partial=10;start_type=Edge;rbs_motif=None; ",
+            {"ID": "1_1", "partial": "10", "start_type": "Edge", "rbs_motif": "None"},
+        ),
+        (
+            "sp|P1|A_HUMAN Protein a; b (EC=1) OS=Homo sapiens (Human; man) OX=9606 GN=A PE=1 SV=2",
+            {"EC": "1)", "OS": "Homo sapiens (Human; man)", "OX": "9606", "GN": "A", "PE": "1", "SV": "2"},
+        ),
+    ],
+)  # fmt: skip
+def test_fields_of_headers(header, expected):
+    """NCBI, Prodigal and UniProt."""
+    assert Fasta().fields(f">{header}\nMK\n".encode()) == {**expected, "id": header.split()[0]}
 
 
 def test_shards_with_different_line_ends_and_widths(tmp_path):

@@ -290,16 +290,16 @@ def _read_colors(path: Path, color: str, ids: list[str], input_path: Path) -> li
     """Return the cell of each id in the column of the colors; "" for ids that are not in the table.
 
     Raises:
-        UserError: if the table cannot be read, or has none of the ids, or different rows of one of them.
+        UserError: if the table cannot be read, or has none of the ids, or different values of one of them.
     """
     table = files.read_nonempty_table(path)
     known, colors = table.column("id", "rename the column of the ids"), table.column(color, "name one with --color")
     wanted, rows = set(ids), dict[str, int]()
     for number, name in enumerate(known):
         first = rows.setdefault(name, number)
-        if name in wanted and table.rows[number] != table.rows[first]:
+        if name in wanted and colors[number] != colors[first]:
             where = table.locations[number]
-            raise UserError(f"{where}: id {name!r} has another row at {table.locations[first]}: remove one of them")
+            raise UserError(f"{where}: id {name!r} has another value at {table.locations[first]}: remove one of them")
     if not (found := sum(each in rows for each in ids)):
         raise UserError(f"{path}: none of its ids is in {input_path}: use the same ids in both")
     if found < len(ids):

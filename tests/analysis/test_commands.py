@@ -359,7 +359,7 @@ def test_ids_of_a_table(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     np.savez("x.npz", id=np.array(list("abc")), embeddings=np.eye(3, 4))
     given = ["map", "--input", "x.npz", "--color", "kind", "--table", "kinds.csv", "--overwrite", "--output", "m.csv"]
     (tmp_path / "kinds.csv").write_text("id,kind\na,one\nc,x\nb,two\na,three\n")
-    assert run(*given) == "error: kinds.csv:5: id 'a' has another row at kinds.csv:2: remove one of them\n"
+    assert run(*given) == "error: kinds.csv:5: id 'a' has another value at kinds.csv:2: remove one of them\n"
     (tmp_path / "kinds.csv").write_text("id,kind\na,one\nc,x\nb,two\n")
     assert run(*given) == "3 sequences: m.csv, m.png\n"
     assert notes == []

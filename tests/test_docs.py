@@ -68,6 +68,14 @@ def test_every_array_is_described() -> None:
         assert f"| `{name}` | {text} |" in page
 
 
+def test_the_example_of_masks(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = re.findall(
+        r"```python\n(.*?)```\n\n```text\n(.*?)```", (ROOT / "docs/explanation/masking.md").read_text(), re.DOTALL
+    )[0]
+    exec(code, {})
+    assert capsys.readouterr().out == output
+
+
 def test_no_page_refers_to_another_host(site: Path) -> None:
     """Styles, scripts, fonts and images are part of the site."""
     for page in site.rglob("*.html"):

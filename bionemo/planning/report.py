@@ -230,7 +230,13 @@ def _lines(plan: Plan) -> Iterator[str]:
 
     parts = ", ".join(f"{name} {value:.3g}" for name, value in asdict(plan.duration).items() if value)
     speed, seconds = plan.tokens_per_second, plan.duration.total
-    yield "time, an estimate; on one H100 or H200, steps took 0.93 to 1.05 of it"
+    measured = plan.device.name.startswith(("H100", "H200"))
+    yield f"time, an estimate; {'steps on one GPU took 0.93 to 1.05 of it' if measured else 'not measured on this GPU'}"
+    if layout.gpus > 1:
+        yield (
+            f"  between GPUs {plan.device.link:g} GB/s in a node of {layout.gpus_per_node}, {plan.device.network:g} "
+            "GB/s per GPU between nodes: assumed, not measured"
+        )
     yield f"  {plan.flops:.3g} FLOPs per step, without recomputation"
     yield f"  {seconds:.3g} s per step ({parts}), {speed:,.0f} tokens per second, MFU {plan.mfu:.0%}"
     if plan.steps:

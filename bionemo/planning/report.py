@@ -230,8 +230,9 @@ def _lines(plan: Plan) -> Iterator[str]:
 
     parts = ", ".join(f"{name} {value:.3g}" for name, value in asdict(plan.duration).items() if value)
     speed, seconds = plan.tokens_per_second, plan.duration.total
-    measured = plan.device.name.startswith(("H100", "H200"))
-    yield f"time, an estimate; {'steps on one GPU took 0.93 to 1.05 of it' if measured else 'not measured on this GPU'}"
+    is_measured = plan.device.name.startswith(("H100", "H200"))
+    accuracy = "steps on one GPU took 0.93 to 1.05 of it" if is_measured else "not measured on this GPU"
+    yield f"time, an estimate; {accuracy}"
     if layout.gpus > 1:
         yield (
             f"  between GPUs {plan.device.link:g} GB/s in a node of {layout.gpus_per_node}, {plan.device.network:g} "

@@ -211,7 +211,7 @@ def run_label(options: Namespace) -> None:
     from bionemo.finetuning.load_head import check_encoder, predict_labels, read_records, read_trained_head
 
     files.refuse_existing([options.output], options.overwrite, [options.input_path])
-    trained, (ids, sequences) = read_trained_head(options.head), read_records(options.input_path)
+    trained = read_trained_head(options.head)
     with files.staged_file(options.output) as file:
         try:
             model, rows = _load(options, options.model or trained.encoder), []
@@ -219,6 +219,8 @@ def run_label(options: Namespace) -> None:
             remedy = "" if options.model else f"; {options.head} was trained with this model: give another MODEL"
             raise UserError(f"{error}{remedy}") from error
         check_encoder(trained, model.path, model.weights_checksum)
+        is_molecules = isinstance(model.network.vocabulary, SmilesTokenizer)
+        ids, sequences = read_records(options.input_path, not is_molecules)
         unusable = find_invalid(model.network, sequences)
         for problem, numbers in unusable.items():
             name = f"record {numbers[0]:,}, {shorten(sequences[numbers[0]])}"
@@ -230,7 +232,6 @@ def run_label(options: Namespace) -> None:
             if not ids:
                 raise UserError(f"{options.input_path}: no SMILES is left: correct them, or use --on-invalid=keep")
         # Errors before anything is computed. Molecules are truncated as in training; proteins have --max-length.
-        is_molecules = isinstance(model.network.vocabulary, SmilesTokenizer)
         tokens = model.ids(sequences, [f"{options.input_path}: {name}" for name in ids], truncate=is_molecules)
         with progress_bar("predicting", len(ids), "sequences") as advance:
             for first in range(0, len(ids), _BATCH):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError
+from bionemo.data.columns import find_protein_columns, find_smiles_columns
 from bionemo.data.table import (
     Table,
     align_labels,
@@ -101,7 +102,14 @@ def detect(table: Table, given: Mapping[str, str]) -> tuple[dict[str, str | list
         column = table.columns[0][:40]
         raise UserError(f"{table.path} has a single column {column!r}: separate columns by commas, semicolons or tabs")
     columns = f"{table.path} has the columns {', '.join(map(repr, table.columns))}"
-    sequence = single_column(_SEQUENCE_KEY, _given(given, _SEQUENCE_KEY)) or find_sequences(table)
+    sequence = single_column(_SEQUENCE_KEY, _given(given, _SEQUENCE_KEY))
+    smiles, proteins = find_smiles_columns(table.columns), find_protein_columns(table.columns)
+    if not sequence and smiles and proteins:
+        raise UserError(
+            f"{table.path} has SMILES in column {table.columns[smiles[0]]!r} and proteins in column "
+            f"{table.columns[proteins[0]]!r}: set {_SEQUENCE_KEY} to the column that the model reads"
+        )
+    sequence = sequence or find_sequences(table)
     if sequence is None:
         raise UserError(f"{columns}: set {_SEQUENCE_KEY} to the column of the sequences")
     target, *more = _given(given, _TARGET_KEY) or [_find_target(table, sequence) or ""]
@@ -223,7 +231,8 @@ def _find_target(table: Table, sequence: str) -> str | None:
 def _given(given: Mapping[str, str], key: str) -> list[str]:
     """Return the columns in a value of the command line, `A`, `A,B`, `[A,B]` or `'A, with a comma'`."""
     text = given.get(key, "")
-    names = [text] if text.startswith(("'", '"')) else text.strip("[]").split(",")
+    items = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    names = [text] if text.startswith(("'", '"')) else items.split(",")
     return [name.strip(" '\"") for name in names if name]
 
 

@@ -64,7 +64,7 @@ def predict(cfg: InferConfig) -> None:
     from bionemo.inference.input_records import Records, find_files
     from bionemo.inference.load import load
     from bionemo.inference.processes import compute_first_rank, compute_other_rank
-    from bionemo.tokenizers import Alphabet
+    from bionemo.tokenizers import Alphabet, SmilesTokenizer
 
     log_to_console()
     task, data, process = cfg.model.downstream_task, cfg.model.data, launched_process()
@@ -84,7 +84,9 @@ def predict(cfg: InferConfig) -> None:
         precision = str(cfg.trainer.precision)
         model = load(task.restore_from_path, f"cuda:{local_rank}" if gpus else "cpu", precision, data.max_length)
         model.check_outputs(task.outputs)
-        records = Records(data, isinstance(model.network.vocabulary, Alphabet))
+        vocabulary = model.network.vocabulary
+        is_known = isinstance(vocabulary, Alphabet | SmilesTokenizer)
+        records = Records(data, isinstance(vocabulary, Alphabet) if is_known else None)
         identity = prediction_fingerprint(task, data, precision, records.paths, model)
         prediction = predict_files.Prediction(records, task, data, identity, model)
     ranks, output = cfg.trainer.num_nodes * devices, prediction.output

@@ -12,15 +12,23 @@ from typing import NamedTuple
 from bionemo.common.errors import UserError, shorten
 
 _SMILES_TITLE = re.compile(
-    r"(?:.*[_ ])?(?i:(?:canonical|isomeric)?smi(?:les?)?(?:[_ ]str(?:ing)?)?)|.*[a-z](?:Smiles|SMILES)"
+    r"(?:.*[_ ])?(?i:(?:canonical|iso(?:meric)?)?smi(?:les?)?(?:[_ ]str(?:ing)?)?)|.*[a-z](?:Smiles|SMILES)"
 )
 _PROTEIN_TITLE = re.compile(r"(?:.*[_ ])?(?i:seq(?:uence)?s?)|.*[a-z]Seq(?:uence)?s?")
-# usual titles of sequences and ids, in lower case
-_SEQUENCE_TITLES = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence", "smiles")
+# usual titles of sequences, in lower case
+_PROTEIN_TITLES = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence")
+_BINDINGDB_TITLE = "bindingdb target chain sequence 1"  # the columns of further chains have other numbers
+_TDC_TITLES = ("drug", "target", "y")  # SMILES, proteins and labels of Therapeutics Data Commons
+# usual titles of ids, the first ones preferred, without spaces, underscores and other punctuation
 _ID_TITLES = (
-    "id", "zinc_id", "record_name", "chembl_id", "molecule_chembl_id", "cid", "pubchem_cid", "compound_id", "drug_id",
-    "mol_id", "idnumber", "catalog_id", "compound_name", "molecule_name", "mol_name", "name", "title", "iupac",
+    "id", "zincid", "recordname", "chemblid", "moleculechemblid", "cid", "pubchemcid", "compoundid", "drugid",
+    "molid", "idnumber", "catalogid",
 )  # fmt: skip
+_PROTEIN_ID_TITLES = (
+    "entry", "accession", "uniprotid", "uniprotaccession", "uniprotkb", "proteinid", "sequenceid", "seqid",
+    "recordid", "targetid", "bindingdbreactantsetid", "pdbid", "entryname", "proteinname",
+)  # fmt: skip
+_NAME_TITLES = ("compoundname", "moleculename", "molname", "name", "title", "iupac")
 # titles of proteins that could be mistaken for a peptide, in lower case
 _SHORT_TITLES = ("aa", "antigen", "chain", "epitope", "peptide", "primary", "protein", "target")
 _RECORDS = 32  # examined in each file
@@ -29,23 +37,52 @@ _MIN_SEQUENCE = 16  # letters; a cell of this length is not the title of a colum
 _NUMBER = re.compile(r"[-+]?\d*[.,]?\d+(?:[eE][-+]?\d+)?")
 
 
-def find_sequence_columns(titles: Sequence[str]) -> list[int]:
-    """Return the numbers of the columns whose titles are usual for sequences or, if there are none, state SMILES."""
-    usual = [number for number, title in enumerate(titles) if title.strip().lower() in _SEQUENCE_TITLES]
-    return usual or find_smiles_columns(titles)
+def find_sequence_columns(titles: Sequence[str], proteins: bool | None = None) -> list[int]:
+    """Return the numbers of the columns whose titles are usual for sequences or, if there are none, state SMILES.
+
+    If there are columns of proteins and of SMILES, `proteins` says which are returned.
+    """
+    smiles, others = find_smiles_columns(titles), find_protein_columns(titles)
+    if proteins is not None and smiles and others:
+        return others if proteins else smiles
+    usual = (*_PROTEIN_TITLES, "smiles")
+    return [number for number, title in enumerate(titles) if title.strip().lower() in usual] or smiles
 
 
 def find_smiles_columns(titles: Sequence[str]) -> list[int]:
-    """Return the numbers of the columns whose titles state SMILES; only that of `smiles` if there is one."""
+    """Return the numbers of the columns whose titles state SMILES.
+
+    Only that of `smiles` if there is one, else only those of isomeric SMILES.
+    """
     names = [title.strip() for title in titles]
     exact = [number for number, name in enumerate(names) if name.lower() == "smiles"]
-    return exact or [number for number, name in enumerate(names) if _SMILES_TITLE.fullmatch(name)]
+    found = [number for number, name in enumerate(names) if _SMILES_TITLE.fullmatch(name)]
+    isomeric = [number for number in found if "iso" in names[number].lower()]
+    return exact or isomeric or found or _find_tdc_column(titles, "drug")
 
 
-def find_id_column(titles: Sequence[str]) -> int | None:
-    """Return the number of the column whose title is the most usual one for ids; None if there is none."""
-    names = [re.sub(r"[\W_]+", "_", title.lower()).strip("_") for title in titles]
-    return next((names.index(name) for name in _ID_TITLES if name in names), None)
+def find_protein_columns(titles: Sequence[str]) -> list[int]:
+    """Return the numbers of the columns whose titles state proteins; only those of usual titles if there are any."""
+    names = [" ".join(title.split()) for title in titles]
+    usual = [number for number, name in enumerate(names) if name.lower() in (*_PROTEIN_TITLES, _BINDINGDB_TITLE)]
+    found = [number for number, name in enumerate(names) if _PROTEIN_TITLE.fullmatch(name)]
+    return usual or found or _find_tdc_column(titles, "target")
+
+
+def _find_tdc_column(titles: Sequence[str], title: str) -> list[int]:
+    """Return the number of this column of a table of Therapeutics Data Commons; [] for other tables."""
+    names = [name.strip().lower() for name in titles]
+    return [names.index(title)] if {*_TDC_TITLES} <= {*names} else []
+
+
+def find_id_column(titles: Sequence[str], proteins: bool = True) -> int | None:
+    """Return the number of the column whose title is the most usual one for ids; None if there is none.
+
+    `proteins` is whether it may have the ids of proteins.
+    """
+    known = (*_ID_TITLES, *(_PROTEIN_ID_TITLES if proteins else ()), *_NAME_TITLES)
+    names = [re.sub(r"[\W_]+", "", title.lower()) for title in titles]
+    return next((names.index(name) for name in known if name in names), None)
 
 
 class SequenceKind(NamedTuple):

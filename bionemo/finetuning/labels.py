@@ -3,7 +3,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ from bionemo.tokenizers.residues import trim
 
 IGNORED = -1  # class of residues without a label
 _TRUTH: dict[str | None, int] = {"0": 0, "1": 1, "False": 0, "True": 1}  # of one of several targets
+_RELATION = re.compile(r"(standard[ _]?)?relation", re.IGNORECASE)  # title of a column of =, < and >
+_BOUND = re.compile("[<>=~≈≤≥]+")  # cell of such a column
 _MAX_SHOWN = 8  # labels in an error message
 _WHOLE_NUMBER = re.compile(r"[+-]?\d{1,15}\.0*(e[+-]?0+)?", re.ASCII | re.IGNORECASE)  # with decimals
 _MAX_ROUNDING = 1e-3  # of the standard deviation of numbers
@@ -100,7 +102,22 @@ def read_examples(tables: Sequence[Table], columns: TaskColumns, notes: list[str
         raise UserError(f"{problem}: set {columns.key}.target_column to a column with labels")
     if missing:
         notes.append(f"{problem} ({describe_missing(missing)}): left out")
+    if columns.task_type == "regression":
+        _note_bounds(tables, {row.location for row in rows}, notes)
     return rows
+
+
+def _note_bounds(tables: Sequence[Table], used: Collection[str], notes: list[str]) -> None:
+    """Append a note about the rows in use whose number is a bound, according to a column such as that of ChEMBL."""
+    for number, name in enumerate(tables[0].columns):
+        if _RELATION.fullmatch(name.strip()) and all(name in table.columns[number : number + 1] for table in tables):
+            rows = (pair for table in tables for pair in zip(table.locations, table.rows, strict=True))
+            cells = [row[number].strip(" '\"") for location, row in rows if location in used]
+            if count := sum(cell != "=" and _BOUND.fullmatch(cell) is not None for cell in cells):
+                notes.append(
+                    f"{tables[0].path}: {count:,} rows have another value than = in column {name!r}, but their "
+                    "numbers are used as exact ones: remove these rows"
+                )
 
 
 def _read_rows(table: Table, columns: TaskColumns, rows: list[Example], missing: list[str]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from bionemo.analysis.files import is_fasta, read_nonempty_table
 from bionemo.checkpoint.tensors import checksum_weights
 from bionemo.checkpoint.tools import iterate_weights
+from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
 from bionemo.data.columns import find_id_column
@@ -137,8 +138,10 @@ def _build_head(weights: dict[str, Tensor], outputs: int, per_token: bool) -> He
     return SequenceHead(len(weights["layers.0.weight"]), outputs, sizes, per_token=per_token)
 
 
-def read_records(path: Path) -> tuple[list[str], list[str]]:
+def read_records(path: Path, proteins: bool | None = None) -> tuple[list[str], list[str]]:
     """Read ids and sequences of a FASTA file, a table or a .smi file. A record without id is numbered, from 0.
+
+    For `proteins` see `find_sequence_columns`.
 
     Raises:
         UserError: if the file cannot be read, has no records, or has no column of sequences.
@@ -151,10 +154,14 @@ def read_records(path: Path) -> tuple[list[str], list[str]]:
         ids = [record.get("id") or str(number) for number, record in enumerate(records)]
         return ids, [record["sequence"] for record in records]
     table = read_nonempty_table(path)
-    if (name := find_sequences(table)) is None:
+    if (name := find_sequences(table, proteins)) is None:
         columns = ", ".join(map(repr, table.columns))
         raise UserError(f"{path} has the columns {columns}: rename the column of the sequences to 'sequence'")
     number = find_id_column(table.columns)
+    if number is None:
+        notify(
+            f"{path}: no column of ids is known, and rows are numbered from 0: rename the column of the ids to 'id'"
+        )
     ids = [str(i) for i in range(len(table.rows))] if number is None else [row[number] for row in table.rows]
     return ids, table.column(name, "rename one")
 

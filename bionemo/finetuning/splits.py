@@ -22,18 +22,19 @@ _VALUES = {  # of a column of splits, in lower case
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "development": "val", "test": "test", "testing": "test",
 }  # fmt: skip
-_NAME = re.compile(
-    r"(.*[\s_-])?(split|set|subset|partition|fold)s?([\s_-].*)?|"
-    r"(is|in)?[\s_-]?(train(ing)?|val(id(ation)?)?|test(ing)?|dev|holdout)",
-    re.IGNORECASE,
-)
+_FLAG = r"(is|in)?[\s_-]?(train(ing)?|val(id(ation)?)?|test(ing)?|dev|holdout)"
+_NAME = re.compile(rf"(.*[\s_-])?(split|set|subset|partition|fold)s?([\s_-].*)?|{_FLAG}", re.IGNORECASE)
+_REPORTED = re.compile(rf"split|set|partition|fold|{_FLAG}", re.IGNORECASE)  # if such a column is not used
 _EXAMINED = 1000  # rows
 LETTERS = r"[A-Z*-]{8,}"  # of proteins in a column without a usual title
 
 
-def find_sequences(table: Table) -> str | None:
-    """Return the name of the column of the sequences: by its name, else by its cells. None if this is ambiguous."""
-    if usual := find_sequence_columns(table.columns):
+def find_sequences(table: Table, proteins: bool | None = None) -> str | None:
+    """Return the name of the column of the sequences: by its name, else by its cells. None if this is ambiguous.
+
+    For `proteins` see `find_sequence_columns`.
+    """
+    if usual := find_sequence_columns(table.columns, proteins):
         return table.columns[usual[0]] if len(usual) == 1 else None
     found = [
         name
@@ -81,6 +82,8 @@ def choose_column(table: Table, used: Collection[str], mode: str) -> tuple[list[
     chosen = usable[0] if usable and mode == "auto" else None
     notes = []
     for name, splits in columns.items():
+        if splits is None and not _REPORTED.fullmatch(name.strip()):
+            continue
         if splits is None:
             text = "is not used: its cells are not train, val and test"
         elif name == chosen:

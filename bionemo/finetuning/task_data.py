@@ -152,7 +152,8 @@ def _check_molecules(
     for problem, numbers in unusable.items():
         first, key = examples[numbers[0]], f"{columns.key}.on_invalid"
         name = f"{first.location}, {shorten(first.text)}"
-        notes.append(report_unusable(str(path), problem, len(numbers), len(examples), name, policy, key))
+        column = f"column {columns.sequence!r}, which {columns.key}.sequence_column selects"
+        notes.append(report_unusable(str(path), problem, len(numbers), len(examples), name, policy, key, column))
         dropped |= {*numbers} if policy == "skip" else {*()}
     return [example for number, example in enumerate(examples) if number not in dropped]
 

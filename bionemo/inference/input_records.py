@@ -2,7 +2,7 @@
 """Records of the input of a prediction: FASTA, CSV and SMILES files, read through an index and in order."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.config.schema import InferDataConfig
 from bionemo.data.columns import find_id_column, find_sequence_columns
@@ -19,7 +20,7 @@ from bionemo.data.shards.formats import Csv, Fasta, TextFormat
 from bionemo.data.shards.index import user_cache
 from bionemo.data.shards.ranges import expand_range
 from bionemo.data.shards.records import TextRecords
-from bionemo.data.shards.smiles_format import find_formats
+from bionemo.data.shards.smiles_format import SmilesFormat, find_formats
 from bionemo.data.shards.source import read_prefixes
 from bionemo.data.table import find_separator
 
@@ -40,21 +41,25 @@ class Records:
 
     Attributes:
         paths: the files, in the order in which they are read.
+        column: the column of the sequences in the first file, and its key, for messages; "" if this is not known.
         lengths: int32 [n], number of letters of each record; of proteins, without white space and `*` at the end.
 
     Args:
         config: `model.data`.
-        proteins: whether the sequences of CSV files are proteins; those of FASTA files are.
+        proteins: whether the model reads proteins, which the sequences of CSV files are then, or molecules; None: it
+            reads other text.
 
     Raises:
         UserError: if a file is missing, of an unknown format or unreadable.
     """
 
-    def __init__(self, config: InferDataConfig, proteins: bool = True) -> None:
+    def __init__(self, config: InferDataConfig, proteins: bool | None = True) -> None:
         self.paths = find_files(config)
+        formats = [_find_format(path, config, proteins) for path in self.paths]
+        self.column = _describe_column(self.paths[0], formats[0], config)
         self._source = TextRecords(
             self.paths,
-            [_find_format(path, config, proteins) for path in self.paths],
+            formats,
             index_mapping_dir=config.index_mapping_dir or user_cache(),
             workers=config.data_impl_kwargs.csv_fields_mmap.workers or None,
         )
@@ -85,7 +90,7 @@ def find_files(config: InferDataConfig) -> list[Path]:
         raise UserError(
             "model.data.dataset_path names no file: set it to a file, a range such as x[000..004].csv, or a list"
         )
-    formats = [_find_format(path, config, proteins=True) for path in paths]
+    formats = [_find_format(path, config, proteins=None) for path in paths]
     sort = config.data_impl_kwargs.csv_fields_mmap.sort_dataset_paths and Fasta() not in formats
     return sorted(paths) if sort else paths
 
@@ -102,8 +107,11 @@ def _expand(name: str) -> list[Path]:
     return paths
 
 
-def _find_format(path: Path, config: InferDataConfig, proteins: bool) -> TextFormat:
-    """Return the format of a file: from the configuration if `data_impl` is set, else from its ending and header."""
+def _find_format(path: Path, config: InferDataConfig, proteins: bool | None) -> TextFormat:
+    """Return the format of a file: from the configuration if `data_impl` is set, else from its ending and header.
+
+    `proteins` is also None before the model is loaded.
+    """
     ending, reader = path.suffix.lower(), config.data_impl_kwargs.csv_fields_mmap
     if config.data_impl == "fasta_fields_mmap" or (not config.data_impl and ending in FASTA_EXTENSIONS):
         return Fasta()
@@ -123,12 +131,12 @@ def _find_format(path: Path, config: InferDataConfig, proteins: bool) -> TextFor
     if config.data_impl:
         _check_column(path, titles, config)
     elif reader.header_lines:
-        numbers = _find_columns(path, titles, config)
+        numbers = _find_columns(path, titles, config, proteins)
     if target := config.data_fields_map.get("target"):
         if target not in titles:
             raise UserError(f"{path} has no column {target!r}: set {_MAP}.target to the column of the targets")
         numbers = {**numbers, "target": titles.index(target)}
-    return Csv(numbers, separator, reader.header_lines, chr(reader.newline_int), proteins)
+    return Csv(numbers, separator, reader.header_lines, chr(reader.newline_int), bool(proteins))
 
 
 def _check_column(path: Path, titles: list[str], config: InferDataConfig) -> None:
@@ -145,11 +153,26 @@ def _check_column(path: Path, titles: list[str], config: InferDataConfig) -> Non
         )
 
 
-def _find_columns(path: Path, titles: list[str], config: InferDataConfig) -> dict[str, int]:
+def _describe_column(path: Path, found: TextFormat, config: InferDataConfig) -> str:
+    """Return the column of the sequences and its key, for messages; note that there is no column of ids."""
+    titles: Sequence[str] = []
+    number, name = 0, None
+    if isinstance(found, SmilesFormat) and not found.has_rest:
+        titles, number, name = found.titles, found.smiles, found.name
+    elif isinstance(found, Csv) and not config.data_impl and found.header_lines:
+        titles = _read_titles(path, found.separator, found.header_lines)
+        number, name = found.columns["sequence"], found.columns.get("id")
+    if titles and name is None:
+        notify(f"{path}: no column of ids is known, and rows are numbered from 0: {_MAP}.id selects a column")
+    return f"column {titles[number]!r}, which {_MAP}.sequence selects" if titles else ""
+
+
+def _find_columns(path: Path, titles: list[str], config: InferDataConfig, proteins: bool | None) -> dict[str, int]:
     """Find the columns of sequences and, optionally, ids in the header."""
     wanted, name = (config.data_fields_map.get(field, field) for field in ("sequence", "id"))
-    usual = find_sequence_columns(titles)
-    if "sequence" == wanted not in titles and len(usual) == 1:
+    kinds = (True, False) if proteins is None else (proteins,)
+    usual = next((found for kind in kinds if len(found := find_sequence_columns(titles, kind)) == 1), None)
+    if wanted == "sequence" and usual:
         wanted = titles[usual[0]]
     if wanted not in titles:
         raise UserError(

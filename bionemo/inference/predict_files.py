@@ -250,7 +250,14 @@ def _report(prediction: Prediction, unusable: Mapping[str, Sequence[int]], total
             first, policy = f"record {numbers[0]:,}, {shorten(record.text)}", prediction.data.on_invalid
             notes.append(
                 report_unusable(
-                    str(prediction.records.paths[0]), problem, len(numbers), total, first, policy, _ON_INVALID
+                    str(prediction.records.paths[0]),
+                    problem,
+                    len(numbers),
+                    total,
+                    first,
+                    policy,
+                    _ON_INVALID,
+                    prediction.records.column,
                 )
             )
     return notes

@@ -56,6 +56,15 @@ def test_keys_of_the_user_are_kept(tmp_path: Path) -> None:
     assert (data.target_column, data.task_type, data.task_name) == ("b", "regression", "mine")
 
 
+@pytest.mark.parametrize("form", ["{}", "'{}'", "['{}']"])
+def test_a_title_may_end_in_a_bracket(form: str, tmp_path: Path) -> None:
+    title = "Subcellular location [CC]"
+    path = table(tmp_path / "x.csv", f"sequence,{title}\nMKTA,membrane\nMKT,nucleus\n")
+    arguments, _ = replace_table_arguments([f"data={path}", f"model.data.target_column={form.format(title)}"])
+    found = load("downstream_table", arguments[1:], schema=DownstreamConfig).model.data.target_column
+    assert found in (title, [title])
+
+
 def test_other_command_lines_are_unchanged() -> None:
     arguments = ["--config-name=x", "model.data.task_name=scl"]
     assert replace_table_arguments(arguments) == (arguments, None)
@@ -67,6 +76,14 @@ def test_other_command_lines_are_unchanged() -> None:
         ("sequence,a,b\nMKTA,1,2\n", "has the columns 'sequence', 'a', 'b': set model.data.target_column to"),
         ("a,b\nx,1\n", "has the columns 'a', 'b': set model.data.sequence_column to"),
         ("sequence,label\n", "has no rows"),
+        (
+            "Drug,Target,Y\nCCO,MKTAYIAK,1\n",
+            "has SMILES in column 'Drug' and proteins in column 'Target': set model.data.sequence_column to",
+        ),
+        (
+            "Ligand SMILES,BindingDB Target Chain  Sequence 1,Ki\nCCO,MKTAYIAK,1\n",
+            "in column 'Ligand SMILES' and proteins in column 'BindingDB Target Chain  Sequence 1': set ",
+        ),
         (None, "x.csv cannot be read \\(No such file or directory\\): check the path"),
     ],
 )

@@ -10,6 +10,7 @@ from bionemo.cli.finetune_arguments import find_task_type, replace_table_argumen
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
+from bionemo.data.table import read_table
 from bionemo.finetuning.labels import TaskColumns, class_name, find_classes, read_examples
 from bionemo.finetuning.task_data import read_splits
 from tests.finetuning.tables import peptides, write
@@ -20,6 +21,23 @@ STATES = [text.translate(str.maketrans("ACDEFGHIKLMNPQRSTVWY", "HECCC" * 4)) for
 
 def find(sequences: list[str], labels: list[str]) -> str:
     return find_task_type(sequences, labels, [f"x.csv:{line}" for line in range(2, len(labels) + 2)])
+
+
+@pytest.mark.parametrize("title", ["Standard Relation", "standard_relation", "relation"])
+def test_numbers_that_are_bounds_are_noted(title: str, tmp_path: Path) -> None:
+    """ChEMBL writes the relations in quotes; rows without a number do not count."""
+    relations = [*["'='"] * 5, "'>'", "<", "~", "", ">"]
+    rows = [(text, "" if n == 9 else n / 7, relations[n]) for n, text in enumerate(peptides(10))]
+    found = read_table(write(tmp_path / "x.csv", f"sequence,label,{title}", rows))
+    notes: list[str] = []
+    read_examples([found], TaskColumns(NUMBERS, "sequence", "label"), notes)
+    assert notes[1:] == [
+        f"{tmp_path}/x.csv: 3 rows have another value than = in column {title!r}, but their numbers are used as exact "
+        "ones: remove these rows"
+    ]
+    classes: list[str] = []
+    read_examples([found], TaskColumns(CLASSES, "sequence", "label"), classes)
+    assert classes == notes[:1]
 
 
 @pytest.mark.parametrize(
@@ -88,8 +106,6 @@ def test_a_column_without_labels(columns: str, tmp_path: Path) -> None:
 
 
 def test_spellings_of_a_class_are_one_class(tmp_path: Path) -> None:
-    from bionemo.data.table import read_table
-
     labels = ["0", "0.0", "1", "1.0", "1.000000000000000000e+00", " 1"]
     rows = list(zip(peptides(6), labels, strict=True))
     columns = TaskColumns("classification", "sequence", "label")

@@ -87,7 +87,7 @@ def test_predictions_do_not_depend_on_the_other_sequences(name: str, model: Path
     assert together == [predict_labels(ours, trained, [text])[0] for text in texts]
 
 
-def test_formats_of_the_input(tmp_path: Path) -> None:
+def test_formats_of_the_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x"
     for text, ids in (
         (">a x\nMK\nTA\n>b\nGSHM\n", ["a", "b"]),
@@ -97,6 +97,10 @@ def test_formats_of_the_input(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         assert read_records(path) == (ids, ["MKTA", "GSHM"])
+    note = f"note: {path}: no column of ids is known, and rows are numbered from 0: rename the column of the ids to"
+    assert capsys.readouterr().err.count(note) == 1  # of the last table
+    path.write_text("Drug,Target,Y\nCCO,MKTA,1\n")
+    assert [read_records(path, proteins)[1] for proteins in (True, False)] == [["MKTA"], ["CCO"]]
     smiles = tmp_path / "x.smi"
     smiles.write_text("SMILES Name\nCCO\tethanol, pure\n\nc1ccccc1\n")
     assert read_records(smiles) == (["ethanol, pure", "1"], ["CCO", "c1ccccc1"])

@@ -244,8 +244,15 @@ def test_molecules_too_large_for_rdkit_and_texts_behind_a_smiles(tmp_path: Path,
 
 def test_an_error_says_what_was_left_out_before(tmp_path: Path, smiles: SmilesTokenizer) -> None:
     path = write(tmp_path / "x.csv", "smiles,label", [(text, 0.5) for text in peptides(20)])
-    with pytest.raises(UserError, match=r"0 different sequences: give 10 or more; .*cannot read 20 of 20 SMILES"):
+    with pytest.raises(UserError, match=r"0 different sequences: .*cannot read 20 of 20 SMILES of column 'smiles', "
+                       r"which k\.sequence_column selects \(the first"):  # fmt: skip
         read(path, "regression", vocabulary=smiles)
+
+
+@pytest.mark.parametrize("name", ["BindingDB Reactant_set_id", "set_id", "split_notes"])
+def test_columns_with_other_names_are_not_mentioned(name: str, tmp_path: Path) -> None:
+    rows = [(text, n / 7, n) for n, text in enumerate(peptides(40))]
+    assert read(write(tmp_path / "x.csv", f"sequence,label,{name}", rows), "regression").notes == []
 
 
 @pytest.mark.parametrize("name", ["is_train", "validation", "Test", "in_test", "holdout"])

@@ -224,6 +224,22 @@ def test_molecules_without_a_known_token_and_texts_behind_a_smiles(
         go(writer, path, tmp_path / "error.npz", "model.data.on_invalid=error")
 
 
+def test_a_table_of_molecules_and_proteins(writer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model reads the molecules; if it should read the proteins, the message names their column."""
+    path = tmp_path / "x.csv"
+    path.write_text("Drug,Target,Y\nCCO,MKTAYIAK,1\nc1ccccc1,GSHMKTW,2\n")
+    go(writer, path, tmp_path / "x.npz")
+    found = np.load(tmp_path / "x.npz")
+    assert found["id"].tolist() == ["0", "1"]
+    np.testing.assert_array_equal(found["embeddings"], bionemo.load(writer, "cpu").embed(["CCO", "c1ccccc1"]))
+    note = f"{path}: no column of ids is known, and rows are numbered from 0: model.data.data_fields_map.id selects"
+    assert capsys.readouterr().err.count(note) == 1
+    with pytest.raises(UserError, match="all sequences were dropped"):
+        go(writer, path, tmp_path / "y.npz", "model.data.data_fields_map.sequence=Target")
+    named = "SMILES of column 'Target', which model.data.data_fields_map.sequence selects (the first is record 0, "
+    assert f"RDKit cannot read 2 of 2 {named}" in capsys.readouterr().err
+
+
 def test_names_of_smiles_files_are_kept(writer: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.smiles"
     path.write_text('SMILES Name \nCCO  ethanol\nCCN 1,2-"x" y\nCC\n')

@@ -17,6 +17,7 @@ from bionemo.tokenizers.smiles import end_at_space
 
 PROBLEMS = {"invalid": "RDKit cannot read", "unknown": "the model knows no token of"}
 """Reasons why a model cannot use SMILES."""
+_NEARLY_ALL = 0.9  # share of unusable SMILES, which suggests that another column has the SMILES
 SAMPLED_TOKENS = 50_000  # number of records that are tokenized, in a tenth of a second
 SAMPLED_MOLECULES = 2_000  # number of molecules that are parsed or rewritten, in half a second
 
@@ -101,7 +102,9 @@ def find_unusable(texts: Sequence[str], tokenizer: SmilesTokenizer) -> dict[str,
     return {problem: numbers for problem, numbers in found.items() if numbers}
 
 
-def report_unusable(label: str, problem: str, count: int, total: int, first: str, policy: str, key: str) -> str:
+def report_unusable(
+    label: str, problem: str, count: int, total: int, first: str, policy: str, key: str, column: str = ""
+) -> str:
     """Return a note about SMILES that a model cannot use.
 
     Args:
@@ -112,11 +115,13 @@ def report_unusable(label: str, problem: str, count: int, total: int, first: str
         first: record and text of the first one.
         policy: `skip`, `keep` or `error`.
         key: the setting of the policy.
+        column: the column of the SMILES, named if nearly all are unusable; "": there is none.
 
     Raises:
         UserError: if the policy is `error`.
     """
-    text = f"{label}: {PROBLEMS[problem]} {count:,} of {total:,} SMILES (the first is {first})"
+    name = f" of {column}" if column and count >= _NEARLY_ALL * total else ""
+    text = f"{label}: {PROBLEMS[problem]} {count:,} of {total:,} SMILES{name} (the first is {first})"
     if policy == "error":
         raise UserError(f"{text}: correct them, or set {key} to skip or keep")
     return f"{text}; {'their records are dropped' if policy == 'skip' else 'they are used unchanged'}"

@@ -227,7 +227,7 @@ def _describe(
     """Find the column of the names; `cells` are those of the first line."""
     titles = [*cells] if is_title else []
     found = SmilesFormat(separator, smiles, None, len(cells), skipped, tuple(titles))
-    if name is not None and (str(name).isdecimal() or find_id_column([str(name)]) is None):
+    if name is not None and (str(name).isdecimal() or find_id_column([str(name)], proteins=False) is None):
         number = int(name) if str(name).isdecimal() else titles.index(name) if name in titles else len(cells)
         if number >= len(cells):
             columns = ", ".join(map(shorten, cells[:8]))
@@ -238,7 +238,9 @@ def _describe(
     others = [number for number in range(len(cells)) if number != smiles]
     if found.has_rest or not others:
         return found
-    column = titles.index(name) if name in titles else find_id_column(titles) if is_title else others[0]
+    column = (
+        titles.index(name) if name in titles else find_id_column(titles, proteins=False) if is_title else others[0]
+    )
     return found._replace(name=others[0] if column is None and len(others) == 1 and separator != "," else column)
 
 

@@ -153,5 +153,28 @@ def test_columns_of_tables() -> None:
         (["isomeric_smiles", "SMILES", "Name"], [1], 2),
         (["Ligand SMILES", "x"], [0], None),
         (["smiles_count", "y"], [], None),
+        (["cid", "canonicalsmiles", "isosmiles", "iupacname"], [2], 0),  # PubChem
+        (["CanonicalSMILES", "IsomericSMILES"], [1], None),
+        (["Entry Name", "Entry", "Sequence"], [2], 1),  # UniProt
+        (["UniProt ID", "seq"], [1], 0),
+        (["Accession", "seq"], [1], 0),
+        (["protein_id", "seq"], [1], 0),
+        (["PDB_ID", "seq"], [1], 0),
     ):
         assert (find_sequence_columns(titles), find_id_column(titles)) == (sequence, name)
+    assert find_id_column(["accession", "smiles"], proteins=False) is None
+
+
+@pytest.mark.parametrize(
+    ("titles", "protein", "molecule"),
+    [
+        (["Drug_ID", "Drug", "Target_ID", "Target", "Y"], 3, 1),  # Therapeutics Data Commons
+        (["Ligand SMILES", "BindingDB Target Chain Sequence"], 1, 0),
+        (["Ligand SMILES", "BindingDB Target Chain  Sequence 1", "BindingDB Target Chain  Sequence 2"], 1, 0),
+        (["compound_iso_smiles", "target_sequence", "affinity"], 1, 0),
+        (["smiles", "sequence"], 1, 0),
+    ],
+)
+def test_columns_of_tables_of_proteins_and_molecules(titles: list[str], protein: int, molecule: int) -> None:
+    assert find_sequence_columns(titles, proteins=True) == [protein]
+    assert find_sequence_columns(titles, proteins=False) == [molecule]

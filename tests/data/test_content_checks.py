@@ -44,7 +44,10 @@ def notes(directory: Path, split: str = "train", files: str = "x000") -> list[st
     ("sequences", "warning"),
     [
         (DNA, "train data: only A, C, G, T, U and N in 40 of 40 sequences, the first record 0: is this DNA or RNA?"),
-        ([*texts("ACGU"), *(text.lower() for text in DNA)], "only A, C, G, T, U and N in 80 of 80 sequences, the first"),
+        (
+            [*texts("ACGU"), *(text.lower() for text in DNA)],
+            "only A, C, G, T, U and N in 80 of 80 sequences, the first",
+        ),
         (MOLECULES * 3, "train data: letters unknown to the model, each read as an unknown residue: "),
         (
             [*PROTEINS, PROTEINS[0].lower()],

@@ -19,7 +19,7 @@ LIMITS = {
     "experiment": 510,
     "finetuning": 1_714,
     "formats": 1_773,
-    "inference": 1_801,
+    "inference": 1_803,
     "launch": 880,
     "megatron": 1_956,
     "models": 866,

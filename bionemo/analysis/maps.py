@@ -91,7 +91,9 @@ def read_embeddings(path: Path, color: str | None = None) -> tuple[list[str], Fl
     except (ValueError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         if path.suffix not in (".npz", *_READERS):
             known = ", ".join(_READERS)
-            raise UserError(f"{path} is no input of a map: give FASTA, or embeddings as .npz, {known}") from error
+            raise UserError(
+                f"analysis map does not read {path}: give a FASTA file, or embeddings as .npz, {known}"
+            ) from error
         raise UserError(f"{path} is not a {path.suffix} file of plain arrays ({error})") from error
     for name in wanted:
         if name not in arrays:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 FORMATS = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # metadata that would differ each time
 _STYLE: dict[Any, Any] = {
-    "font.sans-serif": ["Arial", "Helvetica", "Liberation Sans", "DejaVu Sans"],  # the fonts of journals
+    "font.sans-serif": ["Arial", "Helvetica", "Liberation Sans", "DejaVu Sans"],  # journals prefer the first
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "figure.labelsize": 8, "legend.title_fontsize": 8,
     "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7, "legend.frameon": False,
     "axes.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6, "lines.linewidth": 1,

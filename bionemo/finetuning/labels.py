@@ -116,7 +116,7 @@ def _note_bounds(tables: Sequence[Table], used: Collection[str], notes: list[str
             if count := sum(cell != "=" and _BOUND.fullmatch(cell) is not None for cell in cells):
                 notes.append(
                     f"{tables[0].path}: {count:,} rows have another value than = in column {name!r}, but their "
-                    "numbers are used as exact ones: remove these rows"
+                    "numbers are used as exact values: remove these rows"
                 )
 
 

@@ -10,8 +10,10 @@ _CODES = {
 }  # fmt: skip
 _RESIDUE = rf"(?:{'|'.join(_CODES)}|[A-Z*])"
 _WILD_TYPE = ("", "wt", "wild-type", "_wt", "_sy")  # _wt, _sy: wild type and synonymous in MaveDB
-_HGVS = re.compile(r"p\.(?:\[\((.+)\)\]|\[(.+)\]|\(([^;]+)\)|([^;]+))")
+_ACCESSION = r"(?:(?:[A-Z]{2}_|ENSP|LRG_)\w+(?:\.\d+)?:)?"  # of RefSeq, Ensembl or LRG
+_HGVS = re.compile(_ACCESSION + r"p\.(?:\[\((.+)\)\]|\[(.+)\]|\(([^;]+)\)|([^;]+))")
 _SUBSTITUTION = re.compile(rf"({_RESIDUE})(\d{{1,9}})({_RESIDUE}|=)")
+_UNCHANGED = re.compile(rf"=|{_RESIDUE}\d+_{_RESIDUE}\d+=")  # all residues, or a range of them
 _STOP = re.compile(r"\*-?\d{1,9}\S|\S-?\d{1,9}\*")
 _OTHER = re.compile(  # deletions, insertions, frameshifts, extensions, no protein, unknown
     rf"p\.(?:\?|0\??|{_RESIDUE}\d+(?:_{_RESIDUE}\d+)?(?:\?|{_RESIDUE}?(?:del|ins|dup|fs|ext)\S*))"
@@ -29,8 +31,8 @@ def split_variant(variant: str) -> list[str]:
     match = _HGVS.fullmatch(text)
     if not match:
         return [part.strip() for part in re.split("[:,]", text)]
-    mutations = match[match.lastindex or 0].split(";")
-    return [] if mutations == ["="] else [_to_one_letter(mutation.strip()) for mutation in mutations]
+    mutations = map(str.strip, match[match.lastindex or 0].split(";"))
+    return [_to_one_letter(mutation) for mutation in mutations if not _UNCHANGED.fullmatch(mutation)]
 
 
 def _to_one_letter(mutation: str) -> str:
@@ -42,5 +44,5 @@ def _to_one_letter(mutation: str) -> str:
 
 
 def is_no_substitution(mutation: str) -> bool:
-    """Return whether a mutation from `split_variant` is valid, but has no residue instead of another one."""
+    """Return whether a mutation from `split_variant` is a stop codon, a deletion or the like, in valid notation."""
     return bool(_STOP.fullmatch(mutation) or _OTHER.fullmatch(mutation))

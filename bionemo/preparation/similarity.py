@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError
 from bionemo.common.figures import new_figure, render
 from bionemo.config.schema.preparation import SequencesJob
-from bionemo.data.proteins.similarity import HELD_OUT, RelativeSearch, describe, divide_records, join_clusters
+from bionemo.data.proteins.similarity import HELD_OUT, RelativeSearch, describe_coverage, divide_records, join_clusters
 from bionemo.preparation.chunks import Chunk
 from bionemo.preparation.name_index import NameIndex, find_duplicates, hash_names
 from bionemo.preparation.shards import read_record, read_strings
@@ -164,7 +164,7 @@ def _plot(identities: list[NDArray[np.float64]], threshold: float, coverage: flo
         )
         axes.set_xticks([-10, *range(0, 101, 20)], ["no hit", *map(str, range(0, 101, 20))])
         axes.set(
-            xlabel=f"identity {describe(coverage)}\nto the nearest training sequence, %",
+            xlabel=f"identity {describe_coverage(coverage)}\nto the nearest training sequence, %",
             ylabel="held-out sequences",
         )
         axes.locator_params(axis="y", integer=True)

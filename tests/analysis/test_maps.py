@@ -146,8 +146,8 @@ def test_files_that_are_no_archives(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a .npz file of plain arrays"):
         read_embeddings(tmp_path / "cut.npz")
     for name in ("x.npy", "text"):
-        formats = r"give FASTA, or embeddings as \.npz, \.h5, \.hdf5, \.parquet"
-        with pytest.raises(UserError, match=rf"{name} is no input of a map: {formats}$"):
+        formats = r"give a FASTA file, or embeddings as \.npz, \.h5, \.hdf5, \.parquet"
+        with pytest.raises(UserError, match=rf"analysis map does not read .*{name}: {formats}$"):
             read_embeddings(tmp_path / name)
 
 

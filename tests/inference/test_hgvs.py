@@ -18,6 +18,9 @@ from bionemo.inference.variants import NoSubstitutionError, parse_mutations
         ("p.Lys2=", ["K2K"]),
         ("p.(Lys2=)", ["K2K"]),
         ("p.Xaa2Sec", ["X2U"]),
+        ("p.Lys2_Val5=", []),  # valid for mavehgvs 0.8.1
+        ("NP_000537.3:p.Arg175His", ["R175H"]),
+        ("ENSP00000269305.4:p.[Lys2Ala;Val5Leu]", ["K2A", "V5L"]),
         ("p.=", []),
         ("p.(=)", []),
         ("_wt", []),

@@ -309,7 +309,7 @@ def divide_records(
     }
     notes = [
         f"{summary['above_threshold']} of {len(held_out)} held-out records have an identity of {search.min_seq_id} or "
-        f"more {describe(search.coverage)} to a training sequence; at random, "
+        f"more {describe_coverage(search.coverage)} to a training sequence; at random, "
         f"{random_summary['above_threshold']} of {len(at_random)} have"
         f"{' (coverage=0 also compares fragments and domains)' if search.coverage else ''}"
     ]
@@ -321,8 +321,8 @@ def divide_records(
     return Division(splits[sequence_of], held_out, identities, nearest[sequence_of[held_out]], report, notes)
 
 
-def describe(coverage: float) -> str:
-    """Return words for the alignments that count, as in "over 80 % of both sequences"."""
+def describe_coverage(coverage: float) -> str:
+    """Describe the alignments that relate two sequences, such as "over 80 % of both sequences"."""
     return f"over {100 * coverage:g} % of both sequences" if coverage else "in a significant local alignment"
 
 

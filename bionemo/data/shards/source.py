@@ -62,7 +62,7 @@ def read_prefixes(
 
 
 def digest_sample(source: LetterSource) -> str:
-    """Return a digest of the first letters of some records, which tells apart data of the same lengths."""
+    """Return a digest of the first letters of some records, which distinguishes data sets with equal lengths."""
     records = np.unique(np.linspace(0, len(source.lengths) - 1, _SAMPLE).astype(np.int64))
     return xxhash.xxh3_128(read_prefixes(source, records, _SAMPLED_LETTERS)[0].data).hexdigest()
 

@@ -26,6 +26,7 @@ _MISSING = frozenset((
 _PUNCTUATION = str.maketrans("[](),;", "      ")
 # Sodium, and the class of samples without a property: no program writes missing values in this way.
 _NOT_MISSING = ("Na", "none")
+_PEPTIDES = ("NA", "NAN")  # missing values of amino acids
 
 
 def is_missing(cell: str) -> bool:
@@ -35,8 +36,8 @@ def is_missing(cell: str) -> bool:
 
 
 def is_missing_sequence(text: str) -> bool:
-    """Return whether a text is a missing value and not a peptide, such as NA."""
-    return is_missing(text) and bool(text.strip()) and not (text.isalpha() and text.isupper())
+    """Return whether a text is a missing value such as nan; NA and NAN are peptides."""
+    return is_missing(text) and text.strip() not in ("", *_PEPTIDES)
 
 
 def describe_missing(cells: Iterable[str]) -> str:

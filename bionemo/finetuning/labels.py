@@ -17,6 +17,7 @@ from bionemo.data.table import (
     describe_missing,
     incomplete_row,
     is_missing,
+    is_missing_sequence,
     parse_number,
     split_labels,
 )
@@ -135,8 +136,7 @@ def _read_rows(table: Table, columns: TaskColumns, rows: list[Example], missing:
         if all(map(is_missing, (labels, *targets[1:]))) and not (is_text and labels and len(labels) == len(text)):
             missing.append(labels)  # `NA` are labels of a sequence of two residues
             continue
-        is_peptide = text.isalpha() and text.isupper()  # such as NA
-        if not all(map(str.strip, mask)) or (is_missing(text) and not is_peptide):
+        if not all(map(str.strip, mask)) or not text or is_missing_sequence(text):
             raise UserError(f"{location}: {incomplete_row([name for name, _ in wanted])}")
         items: Sequence[str | None] = labels
         if columns.is_set:

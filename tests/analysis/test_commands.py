@@ -484,7 +484,7 @@ def test_anndata(
         (["--input", "x.fasta"], "x.fasta holds sequences: add MODEL, which embeds them"),
         (["--input", "none", "--method", "umap"], "the method umap (pca needs no package) requires the extra"),
         (["--input", "none"], "none cannot be read"),
-        (["--input", "kinds.csv"], "analysis map does not read kinds.csv: give a FASTA file, or embeddings as .npz, .h5"),
+        (["--input", "kinds.csv"], "analysis map does not read kinds.csv: give a FASTA file, or embeddings as"),
         (["--input", "x.fasta", "--model", "M", "--color", "Rep"], "x.fasta: no header has Rep=...: name another key"),
         (["--input", "x.fasta", "--model", "M", "--color", "Rep", "--table", "kinds.csv"], "kinds.csv has no column "
          "'Rep', but 'id', 'kind': name one with --color"),

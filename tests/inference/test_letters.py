@@ -161,7 +161,7 @@ def test_dna_among_proteins_is_noted(
     assert (found and found.groups()) == ((str(number), str(len(texts)), str(first)) if number else None)
 
 
-@pytest.mark.parametrize("text", ["nan", "None", "#N/A"])
+@pytest.mark.parametrize("text", ["nan", "None", "NULL", "#N/A"])
 def test_missing_sequences_are_refused(text: str, model: Path, tmp_path: Path) -> None:
     """NA is a peptide."""
     path = write(tmp_path / "x.csv", ["MKV", "NA", text])

@@ -33,7 +33,7 @@ def test_numbers_that_are_bounds_are_noted(title: str, tmp_path: Path) -> None:
     read_examples([found], TaskColumns(NUMBERS, "sequence", "label"), notes)
     assert notes[1:] == [
         f"{tmp_path}/x.csv: 3 rows have another value than = in column {title!r}, but their numbers are used as exact "
-        "ones: remove these rows"
+        "values: remove these rows"
     ]
     classes: list[str] = []
     read_examples([found], TaskColumns(CLASSES, "sequence", "label"), classes)
